@@ -1,0 +1,54 @@
+"""What the operators accept. One check serves the CPU, the GPU and the fake path, so that all three say the same sentence."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type all arithmetic on an x of ``dtype`` runs in: float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def default_eps(dtype: torch.dtype) -> float:
+    """The eps that ``eps=None`` stands for: the machine epsilon of the compute type, as in torch.nn.functional.rms_norm."""
+    return torch.finfo(compute_dtype(dtype)).eps
+
+
+def check_forward(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> None:
+    """Raise TypeError (dtypes) or ValueError (everything else) in one sentence where the operands break the contract."""
+    _check_tensor("x", x)
+    if x.dim() == 0:
+        raise ValueError("x must have at least one dimension, got a 0-dimensional tensor")
+    if weight is not None:
+        _check_weight(weight, x)
+    elif weight_offset != 0:
+        raise ValueError(f"weight_offset must be 0 when there is no weight, got {weight_offset}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and not negative, got {eps}")
+    if not -math.inf < weight_offset < math.inf:
+        raise ValueError(f"weight_offset must be finite, got {weight_offset}")
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {_dtype_name(tensor)}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} must be a dense (strided) tensor, got layout {tensor.layout}")
+
+
+def _check_weight(weight: Tensor, x: Tensor) -> None:
+    _check_tensor("weight", weight)
+    if weight.dim() != 1 or weight.shape[0] != x.shape[-1]:
+        raise ValueError(f"weight must have shape ({x.shape[-1]},), got {tuple(weight.shape)}")
+    if weight.device != x.device:
+        raise ValueError(f"weight must be on x's device {x.device}, got {weight.device}")
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

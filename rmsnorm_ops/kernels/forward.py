@@ -1,0 +1,143 @@
+"""The forward kernels: loop structure alone. Arithmetic is in rowmath.py, addressing in tile.py.
+
+Both compute y = x · rsqrt(mean(x²) + eps) · (weight + WEIGHT_OFFSET); with a residual, x is first replaced by the stored
+x + residual. Absent tensors are None pointers; what the compiler must know is a constexpr. launch.py launches them.
+"""
+
+import triton
+import triton.language as tl
+
+from rmsnorm_ops.kernels import rowmath, tile
+
+
+@triton.jit
+def resident_forward(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, residual_out_ptr,
+    eps: tl.float64, n_rows: tl.int64,
+    x_inner_rows: tl.int64, x_outer_stride: tl.int64, x_inner_stride: tl.int64,
+    residual_inner_rows: tl.int64, residual_outer_stride: tl.int64, residual_inner_stride: tl.int64,
+    HIDDEN: tl.constexpr, FP64: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, ROUND_BEFORE_WEIGHT: tl.constexpr,
+    X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr, RESIDUAL_ALIGN: tl.constexpr, RESIDUAL_FOLDED: tl.constexpr,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows a program, each kept in registers as a block of HEAD and, where TAIL > 0, one of TAIL elements."""
+    COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
+    Y_TYPE: tl.constexpr = y_ptr.dtype.element_ty
+    rows = tile.rows_of_program(ROWS)
+    mask = rows < n_rows
+    x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+    y_row = y_ptr + rows * HIDDEN
+    residual_row = None
+    sum_row = None
+    if residual_ptr is not None:
+        residual_row = tile.strided_rows(
+            residual_ptr, rows, residual_inner_rows, residual_outer_stride, residual_inner_stride,
+            RESIDUAL_ALIGN, RESIDUAL_FOLDED,
+        )  # fmt: skip
+        sum_row = residual_out_ptr + rows * HIDDEN
+
+    columns = tl.arange(0, HEAD)
+    head = tile.load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE)
+    weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+    squares = head * head
+    if TAIL > 0:
+        tail_columns = HEAD + tl.arange(0, TAIL)
+        tail = tile.load_sum(x_row, residual_row, sum_row, mask, tail_columns, HIDDEN, COMPUTE)
+        tail_weight = tile.load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        squares = rowmath.fold(squares, tail * tail)
+
+    eps = tl.full([1], eps, COMPUTE)
+    mean = rowmath.mean_square(rowmath.row_sum(squares), eps, HIDDEN)
+    rstd = rowmath.rsqrt(mean)
+    rescue = rowmath.needs_rescue(mean, 100)
+    if tl.max(rescue.to(tl.int32), axis=0) > 0:
+        magnitude = tl.max(tl.abs(head), axis=1)
+        if TAIL > 0:
+            magnitude = tl.maximum(magnitude, tl.max(tl.abs(tail), axis=1))
+        scale = rowmath.power_of_two_scale(magnitude, eps)
+        scaled = head * scale[:, None]
+        squares = scaled * scaled
+        if TAIL > 0:
+            scaled = tail * scale[:, None]
+            squares = rowmath.fold(squares, scaled * scaled)
+        mean = rowmath.mean_square(rowmath.row_sum(squares), eps * scale * scale, HIDDEN)
+        rescued, prescale = rowmath.rescued_rstd(mean, scale)
+        # The tile's ordinary rows keep the bits they have.
+        rstd = tl.where(rescue, rescued, rstd)
+        head = tl.where(rescue[:, None], head * prescale[:, None], head)
+        if TAIL > 0:
+            tail = tl.where(rescue[:, None], tail * prescale[:, None], tail)
+
+    tile.store(y_row, rowmath.normalise(head, rstd, weight, Y_TYPE, ROUND_BEFORE_WEIGHT), mask, columns, HIDDEN)
+    if TAIL > 0:
+        y = rowmath.normalise(tail, rstd, tail_weight, Y_TYPE, ROUND_BEFORE_WEIGHT)
+        tile.store(y_row, y, mask, tail_columns, HIDDEN)
+
+
+@triton.jit
+def streamed_forward(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, residual_out_ptr,
+    eps: tl.float64, n_rows: tl.int64,
+    x_inner_rows: tl.int64, x_outer_stride: tl.int64, x_inner_stride: tl.int64,
+    residual_inner_rows: tl.int64, residual_outer_stride: tl.int64, residual_inner_stride: tl.int64,
+    HIDDEN: tl.constexpr, FP64: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, ROUND_BEFORE_WEIGHT: tl.constexpr,
+    X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr, RESIDUAL_ALIGN: tl.constexpr, RESIDUAL_FOLDED: tl.constexpr,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """One row a program, read twice in blocks of HEAD elements: for Σx², then for y. ROWS is 1 and TAIL 0."""
+    COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
+    Y_TYPE: tl.constexpr = y_ptr.dtype.element_ty
+    rows = tile.rows_of_program(ROWS)
+    mask = rows < n_rows
+    x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+    y_row = y_ptr + rows * HIDDEN
+    residual_row = None
+    sum_row = None
+    if residual_ptr is not None:
+        residual_row = tile.strided_rows(
+            residual_ptr, rows, residual_inner_rows, residual_outer_stride, residual_inner_stride,
+            RESIDUAL_ALIGN, RESIDUAL_FOLDED,
+        )  # fmt: skip
+        sum_row = residual_out_ptr + rows * HIDDEN
+
+    one = tl.full([ROWS], 1.0, COMPUTE)
+    eps = tl.full([1], eps, COMPUTE)
+    total = _streamed_square_sum(x_row, residual_row, sum_row, mask, one, HIDDEN, COMPUTE, HEAD)
+    mean = rowmath.mean_square(total, eps, HIDDEN)
+    rstd = rowmath.rsqrt(mean)
+    prescale = one
+    if tl.max(rowmath.needs_rescue(mean, 100).to(tl.int32), axis=0) > 0:
+        scale = rowmath.power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, COMPUTE, HEAD), eps)
+        total = _streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
+        rstd, prescale = rowmath.rescued_rstd(rowmath.mean_square(total, eps * scale * scale, HIDDEN), scale)
+    for start in range(0, HIDDEN, HEAD):
+        columns = start + tl.arange(0, HEAD)
+        # Read again, not taken from residual_out: another thread may have stored it.
+        x = tile.load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
+        weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        tile.store(y_row, rowmath.normalise(x, rstd, weight, Y_TYPE, ROUND_BEFORE_WEIGHT), mask, columns, HIDDEN)
+
+
+@triton.jit
+def _streamed_square_sum(
+    x_row, residual_row, sum_row, mask, scale, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Σ(scale·x)² a row."""
+    total = tl.zeros([mask.shape[0], BLOCK], COMPUTE)
+    lost = tl.zeros([mask.shape[0], BLOCK], COMPUTE)
+    for start in range(0, HIDDEN, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = tile.load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE) * scale[:, None]
+        total, lost = rowmath.compensated_add(total, lost, x * x)
+    return rowmath.row_sum(total)
+
+
+@triton.jit
+def streamed_magnitude(x_row, residual_row, mask, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
+    """max|x| a row."""
+    largest = tl.zeros([mask.shape[0], BLOCK], COMPUTE)
+    for start in range(0, HIDDEN, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = tile.load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE)
+        largest = tl.maximum(largest, tl.abs(x))
+    return tl.max(largest, axis=1)
