@@ -1,0 +1,39 @@
+"""Bytes that must move through memory, each operand once. What an operation moves beyond them is its own fault.
+
+All counts are bytes. dtypes are those of x (y, dy and dx share it) and of weight, None where there is no weight: a weight
+is read once a call, for it stays in cache from the first row on.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def copy(elements: int, dtype: torch.dtype) -> int:
+    """Bytes of ``y.copy_(x)``: read x, write y."""
+    return 2 * elements * dtype.itemsize
+
+
+def forward(rows: int, hidden: int, x: torch.dtype, weight: torch.dtype | None = None) -> int:
+    """Bytes of a forward: read x and weight, write y."""
+    return 2 * rows * hidden * x.itemsize + _row(hidden, weight)
+
+
+def add_forward(rows: int, hidden: int, x: torch.dtype, residual: torch.dtype, weight: torch.dtype | None = None) -> int:
+    """Bytes of a forward with a fused residual add: read x, residual and weight, write y and residual_out."""
+    return 2 * rows * hidden * (x.itemsize + residual.itemsize) + _row(hidden, weight)
+
+
+def backward(rows: int, hidden: int, x: torch.dtype, weight: torch.dtype | None = None, *, dweight: bool = True) -> int:
+    """Bytes of a backward: read x, dy and weight, write dx and, where ``dweight`` and there is a weight, dweight."""
+    return 3 * rows * hidden * x.itemsize + _row(hidden, weight) * (2 if dweight else 1)
+
+
+def gigabytes_per_second(moved_bytes: float, microseconds: float) -> float:
+    """Speed in GB/s, decimal: 10⁹ bytes a second."""
+    return moved_bytes / microseconds / 1e3
+
+
+def _row(hidden: int, dtype: torch.dtype | None) -> int:
+    """Bytes of one vector of ``hidden`` elements, 0 where it is absent."""
+    return 0 if dtype is None else hidden * dtype.itemsize
