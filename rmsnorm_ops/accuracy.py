@@ -20,18 +20,19 @@ FORWARD_ULP = {torch.float16: 0.5 + 2**-7, torch.bfloat16: 0.5 + 2**-7, torch.fl
 ROUNDED_BEFORE_WEIGHT_ULP = 1.0
 # Triton's interpreter truncates when it stores bf16, so each rounding there is off by up to one ulp in place of half.
 TRUNCATED_STORE_ULP = 0.5
-# It also rounds between the multiplication and the addition of an fma, of which the row's statistic has three.
+# It and plain torch round between the multiplication and the addition of an fma, of which a row's statistic has three.
 UNFUSED_ULP = 1.0
 
 
-def forward_bound(dtype: torch.dtype, *, round_before_weight: bool = False, interpreted: bool = False) -> float:
-    """The largest error in ulp that the contract allows y."""
+def forward_bound(
+    dtype: torch.dtype, *, round_before_weight: bool = False, interpreted: bool = False, unfused: bool = False
+) -> float:
+    """The largest error in ulp that the contract allows y, of Triton's interpreter and of plain torch (``unfused``) too."""
     bound = FORWARD_ULP[dtype] + ROUNDED_BEFORE_WEIGHT_ULP * round_before_weight
-    if interpreted:
-        if dtype is torch.bfloat16:
-            bound += TRUNCATED_STORE_ULP * (3 if round_before_weight else 1)
-        elif dtype is not torch.float16:
-            bound += UNFUSED_ULP
+    if interpreted and dtype is torch.bfloat16:
+        bound += TRUNCATED_STORE_ULP * (3 if round_before_weight else 1)
+    if (interpreted or unfused) and dtype.itemsize > 2:
+        bound += UNFUSED_ULP
     return bound
 
 
@@ -44,12 +45,64 @@ def forward_error(
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
 ) -> float:
-    """The largest error of y in ulp. x·rstd may be subnormal and lose bits that a large weight then shows: half the
-    smallest subnormal of the type it was rounded to, times the weight, is not counted (docs/numerics.md)."""
+    """The largest error of y in ulp, less what docs/numerics.md does not count: the rounding of weight + weight_offset, and
+    what x·rstd loses where it is subnormal and a large weight then shows it."""
+    compute = compute_dtype(x.dtype)
     exact = reference.forward(x, weight, eps, weight_offset=weight_offset)
-    rounded_to = x.dtype if round_before_weight else compute_dtype(x.dtype)
-    lost = np.abs(reference.effective_weight(x, weight, weight_offset)) * smallest_subnormal(rounded_to)
+    lost = np.abs(reference.effective_weight(x, weight, weight_offset))
+    lost = lost * smallest_subnormal(x.dtype if round_before_weight else compute)
+    if weight_offset:
+        lost = lost + np.abs(exact) * unit(compute)
     return ulp_error(y, exact, lost)
+
+
+def input_gradient_error(
+    dx: Tensor,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    weight_offset: float = 0.0,
+    dsum: Tensor | None = None,
+    fp64: bool = False,
+    interpreted: bool = False,
+) -> float:
+    """The largest error of dx (or dresidual) as a fraction of its bound, docs/numerics.md; over 1 it falls short.
+
+    ``fp64``: the compute type is fp64 because of another tensor than x.
+    """
+    compute = torch.float64 if fp64 else compute_dtype(x.dtype)
+    exact = reference.backward(dy, x, weight, eps, weight_offset=weight_offset, dsum=dsum, compute=compute)
+    # A sum of n terms in a row may be off by n/4 units; the longest are those of the streamed kernel.
+    chain = 16 + x.shape[-1] / 2**14
+    bound = unit(compute) * (8 * exact.scaled_h + chain * exact.scaled_correction + 2 * np.abs(exact.dx))
+    return _fraction(dx, exact.dx, bound, interpreted)
+
+
+def weight_gradient_error(
+    dweight: Tensor, dy: Tensor, x: Tensor, weight: Tensor, eps: float, *, interpreted: bool = False
+) -> float:
+    """The largest error of dweight as a fraction of its bound, 8·√rows·u·Σ|dy·x·rstd| and the store; over 1 it falls short."""
+    exact = reference.backward(dy, x, weight, eps, compute=compute_dtype(x.dtype))
+    n_rows = max(1, x.numel() // max(1, x.shape[-1]))
+    return _fraction(
+        dweight, exact.dweight, 8 * n_rows**0.5 * unit(compute_dtype(x.dtype)) * exact.dweight_magnitude, interpreted
+    )
+
+
+def _fraction(actual: Tensor, exact: np.ndarray, bound: np.ndarray, interpreted: bool) -> float:
+    """The error as a fraction of ``bound`` and the rounding of the store, both in ulp of the result."""
+    if actual.numel() == 0:
+        return 0.0
+    store = 0.5 + TRUNCATED_STORE_ULP * (interpreted and actual.dtype is torch.bfloat16)
+    spent = ulp_error(actual, exact, bound + 4 * smallest_subnormal(actual.dtype))
+    return spent / store
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The largest relative error of one rounding: 2⁻²⁴ in fp32, 2⁻⁵³ in fp64."""
+    return torch.finfo(dtype).eps / 2
 
 
 def smallest_subnormal(dtype: torch.dtype) -> float:

@@ -35,6 +35,38 @@ def check_forward(x: Tensor, weight: Tensor | None, eps: float, weight_offset: f
         raise ValueError(f"weight_offset must be finite, got {weight_offset}")
 
 
+def check_add_forward(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> None:
+    """``check_forward``, and residual must have x's shape and device (no broadcasting); its dtype may differ."""
+    check_forward(x, weight, eps, weight_offset)
+    _check_like("residual", residual, x)
+
+
+def check_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    weight_offset: float,
+    dsum: Tensor | None = None,
+    dx_dtype: torch.dtype | None = None,
+) -> None:
+    """``check_forward``, and the gradients must have x's shape and device; dx_dtype is one of the four or None."""
+    check_forward(x, weight, eps, weight_offset)
+    _check_like("dy", dy, x)
+    if dsum is not None:
+        _check_like("dsum", dsum, x)
+    if dx_dtype is not None and dx_dtype not in FLOATS:
+        raise TypeError(f"dx_dtype must be float16, bfloat16, float32 or float64, got {str(dx_dtype).removeprefix('torch.')}")
+
+
+def _check_like(name: str, tensor: Tensor, x: Tensor) -> None:
+    _check_tensor(name, tensor)
+    if tensor.shape != x.shape:
+        raise ValueError(f"{name} must have x's shape {tuple(x.shape)}, got {tuple(tensor.shape)}")
+    if tensor.device != x.device:
+        raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
+
+
 def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in FLOATS:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {_dtype_name(tensor)}")

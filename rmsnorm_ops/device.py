@@ -16,5 +16,12 @@ MAX_THREADS = 1024
 def limits(device: torch.device) -> DeviceLimits:
     """The limits of ``device``. A CPU device stands for Triton's interpreter, which runs the plans of a 32-wide GPU."""
     if device.type == "cpu":
-        return DeviceLimits(warp_size=32, max_threads=MAX_THREADS)
-    return DeviceLimits(warp_size=torch.cuda.get_device_properties(device).warp_size, max_threads=MAX_THREADS)
+        return DeviceLimits(warp_size=32, max_threads=MAX_THREADS, processors=4, shared_memory=227 * 1024)
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceLimits(
+        warp_size=properties.warp_size,
+        max_threads=MAX_THREADS,
+        processors=properties.multi_processor_count,
+        # ROCm reports no larger limit to opt in to.
+        shared_memory=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
+    )

@@ -9,18 +9,18 @@ import triton
 from triton import knobs
 
 if TYPE_CHECKING:
-    from rmsnorm_ops.launch import Prepared
+    from rmsnorm_ops.prepared import Prepared
 
 # A compiled kernel's own launch is a private interface: used where it was read and found the same (3.6.0 to 3.9.0).
 HOLDS_COMPILED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 9)
 
 
-def jit(prepared: Prepared, grid: int, arguments: tuple[Any, ...]) -> Any:
+def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
     """Triton's public launch. Specialises, compiles where needed, and returns the compiled kernel."""
-    return prepared.kernel[(grid,)](*arguments, *prepared.constants, num_warps=prepared.plan.warps)
+    return prepared.kernel[grid](*arguments, *prepared.constants, num_warps=prepared.plan.warps)
 
 
-def held(prepared: Prepared, grid: int, arguments: tuple[Any, ...]) -> None:
+def held(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
     """Launch the compiled kernel itself: ``prepared`` already stands for all that the public launch would look up again."""
     compiled = prepared.compiled
     if compiled is None or knobs.runtime.launch_enter_hook.calls:  # a profiler's hooks want the public launch
@@ -30,12 +30,12 @@ def held(prepared: Prepared, grid: int, arguments: tuple[Any, ...]) -> None:
         return
     stream = torch._C._cuda_getCurrentRawStream(prepared.device.index)
     compiled.run(
-        grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
+        *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
         *arguments, *prepared.constants,
     )  # fmt: skip
 
 
-def interpreted(prepared: Prepared, grid: int, arguments: tuple[Any, ...]) -> None:
+def interpreted(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
     """Run the kernel's Python on CPU tensors."""
     if not knobs.runtime.interpret:
         raise RuntimeError(

@@ -1,33 +1,17 @@
-"""From tensors to a running kernel: rows from any strides, outputs, plan, launch. Imports triton at the first launch."""
+"""The forward from tensors to a running kernel: rows from any strides, outputs, plan, launch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rmsnorm_ops import device
-from rmsnorm_ops.contracts import check_forward
-from rmsnorm_ops.plan import LaunchPlan, RowProblem, forward_plan
-from rmsnorm_ops.rows import VECTOR_BYTES, Rows, rows_of
-
-_ABSENT = (1, 0, 0)  # the row arguments of a tensor that is not there
-
-
-@dataclass
-class Prepared:
-    """A kernel with everything but its tensors decided: built once for (operator, hidden, dtypes, options, alignment, device)."""
-
-    kernel: Any
-    plan: LaunchPlan
-    constants: tuple[Any, ...]
-    device: torch.device
-    compiled: Any = field(default=None)  # held after the first launch
-
-
-_prepared: dict[tuple[Any, ...], Prepared] = {}
+from rmsnorm_ops.contracts import check_add_forward, check_forward
+from rmsnorm_ops.plan import LaunchPlan, forward_plan
+from rmsnorm_ops.prepared import Prepared, kernel, large, launch, prepared
+from rmsnorm_ops.rows import ABSENT, aligned, dtype_of, problem_of, rows_of
 
 
 def forward(
@@ -47,55 +31,59 @@ def forward(
     stride is not 1 or whose leading dims need more than two strides.
     """
     check_forward(x, weight, eps, weight_offset)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if y.numel() == 0:
-        return y
-    rows = rows_of(x)
-    if weight is not None:
-        weight = _aligned(weight)
-    key = (
-        x.shape[-1], x.dtype, None if weight is None else weight.dtype, rows[5:], weight_offset, round_before_weight,
-        x.device, plan,
-    )  # fmt: skip
-    prepared = _prepared.get(key)
-    if prepared is None:
-        prepared = _prepared[key] = _prepare_forward(x, rows, weight_offset, round_before_weight, plan)
-    _launch(prepared, rows.n_rows, (rows.tensor, None, weight, y, None, eps, rows.n_rows, *rows[2:5], *_ABSENT))
+    y: Tensor = _forward(x, None, weight, eps, weight_offset, round_before_weight, plan)[0]
     return y
 
 
-def _prepare_forward(x: Tensor, rows: Rows, weight_offset: float, round_before_weight: bool, plan: LaunchPlan | None) -> Prepared:
-    from rmsnorm_ops.kernels import forward as kernels
+def add_forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    weight_offset: float = 0.0,
+    round_before_weight: bool = False,
+    plan: LaunchPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``forward`` for residual_out = x + residual, stored in residual's dtype, and y = the norm of what is stored."""
+    check_add_forward(x, residual, weight, eps, weight_offset)
+    return _forward(x, residual, weight, eps, weight_offset, round_before_weight, plan)
 
-    hidden = x.shape[-1]
-    fp64 = x.dtype is torch.float64
-    if plan is None:
-        plan = forward_plan(RowProblem(hidden, x.element_size(), fp64), device.limits(x.device))
-    kernel = kernels.resident_forward if plan.strategy == "resident" else kernels.streamed_forward
-    constants = (
-        hidden, fp64, weight_offset, round_before_weight, rows.align, rows.folded, 1, False,
-        plan.rows, plan.head, plan.tail,
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    weight_offset: float,
+    round_before_weight: bool,
+    plan: LaunchPlan | None,
+) -> Any:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    residual_out = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+    if y.numel() == 0:
+        return y, residual_out
+    x_rows = rows_of(x)
+    residual_rows = ABSENT if residual is None else rows_of(residual)
+    weight = aligned(weight)
+
+    def build() -> Prepared:
+        problem = problem_of(x, residual)
+        chosen = plan or forward_plan(problem, device.limits(x.device))
+        constants = (
+            problem.hidden, problem.fp64, weight_offset, round_before_weight, x_rows.align, x_rows.folded,
+            residual_rows.align, residual_rows.folded, chosen.rows, chosen.head, chosen.tail,
+        )  # fmt: skip
+        return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device)
+
+    key = (
+        "forward", x.shape[-1], x.dtype, dtype_of(residual), dtype_of(weight), x_rows.facts, residual_rows.facts,
+        weight_offset, round_before_weight, x.device, plan, large(x_rows.tensor, residual_rows.tensor, y, residual_out),
     )  # fmt: skip
-    return Prepared(kernel, plan, constants, x.device)
-
-
-def _aligned(weight: Tensor) -> Tensor:
-    """The weight with the alignment its loads are compiled for. Those of weight and y fix the order of the row's sum."""
-    if not weight.is_contiguous() or weight.data_ptr() % VECTOR_BYTES:
-        return weight.clone(memory_format=torch.contiguous_format)
-    return weight
-
-
-def _launch(prepared: Prepared, n_rows: int, arguments: tuple[Any, ...]) -> None:
-    """Run on the tensors' own device, whichever is current."""
-    from rmsnorm_ops import executors
-
-    index = prepared.device.index
-    grid = prepared.plan.programs(n_rows)
-    if prepared.device.type == "cpu":
-        executors.interpreted(prepared, grid, arguments)
-    elif index == torch.cuda.current_device():
-        executors.held(prepared, grid, arguments)
-    else:
-        with torch.cuda.device(index):
-            executors.held(prepared, grid, arguments)
+    found = prepared(key, build)
+    arguments = (
+        x_rows.tensor, residual_rows.tensor, weight, y, residual_out, eps, x_rows.n_rows,
+        *x_rows.strides, *residual_rows.strides,
+    )  # fmt: skip
+    launch(found, (found.plan.programs(x_rows.n_rows), 1), arguments)
+    return y, residual_out

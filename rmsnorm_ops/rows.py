@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from rmsnorm_ops.plan import RowProblem
 
 VECTOR_BYTES = 16  # of the widest load of a thread
 
 
 class Rows(NamedTuple):
-    """Row i starts at (i // inner_rows) · outer_stride + (i % inner_rows) · inner_stride, strides in units of ``align`` elements.
+    """Row i starts at (i // inner_rows) · outer_stride + (i % inner_rows) · inner_stride, in units of ``align`` elements.
 
     ``folded`` is False where one stride reaches every row; the outer one is then not used.
     """
 
-    tensor: Tensor
+    tensor: Tensor | None
     n_rows: int
-    inner_rows: int
-    outer_stride: int
-    inner_stride: int
+    strides: tuple[int, int, int]  # inner_rows, outer_stride, inner_stride
     align: int
     folded: bool
     aligned_pointer: bool
+
+    @property
+    def facts(self) -> tuple[int, bool, bool]:
+        """What a kernel is compiled for."""
+        return self.align, self.folded, self.aligned_pointer
+
+
+ABSENT = Rows(None, 0, (1, 0, 0), align=1, folded=False, aligned_pointer=True)
 
 
 def rows_of(tensor: Tensor) -> Rows:
@@ -42,7 +51,8 @@ def rows_of(tensor: Tensor) -> Rows:
     # Nor may x promise more than y, whose rows lie hidden apart: the compiler would lay out, and sum, such a row otherwise.
     if not aligned_pointer or outer_stride % align or inner_stride % align or hidden % align:
         align = 1
-    return Rows(tensor, outer * inner, inner, outer_stride // align, inner_stride // align, align, outer > 1, aligned_pointer)
+    strides = (inner, outer_stride // align, inner_stride // align)
+    return Rows(tensor, outer * inner, strides, align, outer > 1, aligned_pointer)
 
 
 def _collapsed(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -56,3 +66,21 @@ def _collapsed(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[i
         else:
             merged.append((size, stride))
     return merged or [(1, 0)]
+
+
+def aligned(weight: Tensor | None) -> Tensor | None:
+    """The weight with the alignment its loads are compiled for: that of weight and y fixes the order of a row's sum."""
+    if weight is not None and (not weight.is_contiguous() or weight.data_ptr() % VECTOR_BYTES):
+        return weight.clone(memory_format=torch.contiguous_format)
+    return weight
+
+
+def problem_of(x: Tensor, other: Tensor | None, loaded: int = 0) -> RowProblem:
+    """The row of x, beside which a kernel moves ``other``."""
+    tensors = (x,) if other is None else (x, other)
+    itemsize = max(tensor.element_size() for tensor in tensors)
+    return RowProblem(x.shape[-1], itemsize, any(tensor.dtype is torch.float64 for tensor in tensors), loaded)
+
+
+def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype

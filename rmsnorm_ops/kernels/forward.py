@@ -9,8 +9,15 @@ import triton.language as tl
 
 from rmsnorm_ops.kernels import rowmath, tile
 
+# A compiled kernel serves every number of rows and every stride: Triton must not compile for the first call's (1, or a
+# multiple of 16).
+_RUNTIME = [
+    "n_rows", "x_inner_rows", "x_outer_stride", "x_inner_stride",
+    "residual_inner_rows", "residual_outer_stride", "residual_inner_stride",
+]  # fmt: skip
 
-@triton.jit
+
+@triton.jit(do_not_specialize=_RUNTIME)
 def resident_forward(
     x_ptr, residual_ptr, weight_ptr, y_ptr, residual_out_ptr,
     eps: tl.float64, n_rows: tl.int64,
@@ -74,7 +81,7 @@ def resident_forward(
         tile.store(y_row, y, mask, tail_columns, HIDDEN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_RUNTIME)
 def streamed_forward(
     x_ptr, residual_ptr, weight_ptr, y_ptr, residual_out_ptr,
     eps: tl.float64, n_rows: tl.int64,

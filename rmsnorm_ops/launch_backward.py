@@ -1,0 +1,171 @@
+"""The backward from tensors to running kernels: rows from any strides, outputs, plan, launches.
+
+Four thin signatures, those of the operators, over one launcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rmsnorm_ops import device
+from rmsnorm_ops.contracts import check_backward
+from rmsnorm_ops.plan import LaunchPlan, backward_plan, partial_sum_plan, weight_gradient_plan
+from rmsnorm_ops.prepared import Prepared, kernel, large, launch, prepared
+from rmsnorm_ops.rows import ABSENT, Rows, aligned, dtype_of, problem_of, rows_of
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0, plan: LaunchPlan | None = None
+) -> tuple[Tensor, Tensor]:
+    """``torch.ops.rmsnorm.backward`` without the dispatcher: (dx, dweight). ``plan`` overrides the launch plan, for tuning.
+
+    Where the kernels run and what is copied: as in ``launch.forward``, dy treated like x.
+    """
+    dx, _, dweight = _backward(dy, None, x, weight, eps, weight_offset, None, True, plan)
+    return dx, dweight
+
+
+def backward_input(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    weight_offset: float = 0.0,
+    plan: LaunchPlan | None = None,
+) -> Tensor:
+    """dx alone, for a weight that is frozen or absent."""
+    dx: Tensor = _backward(dy, None, x, weight, eps, weight_offset, None, False, plan)[0]
+    return dx
+
+
+def add_backward(
+    dy: Tensor,
+    dsum: Tensor | None,
+    residual_out: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    weight_offset: float = 0.0,
+    dx_dtype: torch.dtype | None = None,
+    plan: LaunchPlan | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, dresidual, dweight) of the fused add; dresidual is empty where dx has its dtype and serves both."""
+    result: tuple[Tensor, Tensor, Tensor] = _backward(dy, dsum, residual_out, weight, eps, weight_offset, dx_dtype, True, plan)
+    return result
+
+
+def add_backward_input(
+    dy: Tensor,
+    dsum: Tensor | None,
+    residual_out: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    weight_offset: float = 0.0,
+    dx_dtype: torch.dtype | None = None,
+    plan: LaunchPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(dx, dresidual) of the fused add, for a weight that is frozen or absent."""
+    dx, dresidual, _ = _backward(dy, dsum, residual_out, weight, eps, weight_offset, dx_dtype, False, plan)
+    return dx, dresidual
+
+
+def _backward(
+    dy: Tensor,
+    dsum: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    weight_offset: float,
+    dx_dtype: torch.dtype | None,
+    weight_grad: bool,
+    plan: LaunchPlan | None,
+) -> Any:
+    check_backward(dy, x, weight, eps, weight_offset, dsum, dx_dtype)
+    dx = torch.empty(x.shape, dtype=dx_dtype or x.dtype, device=x.device)
+    dresidual = torch.empty(0 if dx.dtype is x.dtype else x.shape, dtype=x.dtype, device=x.device)
+    dweight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device) if weight_grad and weight is not None else None
+    if x.numel() == 0:
+        return dx, dresidual, None if dweight is None else dweight.zero_()
+    dy_rows, x_rows = rows_of(dy), rows_of(x)
+    dsum_rows = ABSENT if dsum is None else rows_of(dsum)
+    weight = aligned(weight)
+
+    def build() -> Prepared:
+        loaded = dy.element_size() + x.element_size() + (0 if dsum is None else dsum.element_size())
+        problem = problem_of(x, dx, loaded)
+        chosen = plan or backward_plan(problem, device.limits(x.device))
+        constants = (
+            problem.hidden, problem.fp64, weight_offset, dy_rows.align, dy_rows.folded, x_rows.align, x_rows.folded,
+            dsum_rows.align, dsum_rows.folded, chosen.rows, chosen.head, chosen.tail, chosen.stages,
+        )  # fmt: skip
+        return Prepared(kernel("backward", f"{chosen.strategy}_backward"), chosen, constants, x.device)
+
+    key = (
+        "backward", x.shape[-1], dy.dtype, x.dtype, dtype_of(dsum), dtype_of(weight), dx.dtype, dy_rows.facts, x_rows.facts,
+        dsum_rows.facts, weight_offset, dweight is None, x.device, plan,
+        large(dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, dx, dresidual),
+    )  # fmt: skip
+    found = prepared(key, build)
+    programs = found.plan.programs(x_rows.n_rows)
+    scratch = None
+    if dweight is not None:
+        # resident: a partial dweight a program. streamed: the two factors of each row's rstd.
+        shape = (programs, x.shape[-1]) if found.plan.strategy == "resident" else (x_rows.n_rows, 2)
+        scratch = torch.empty(shape, dtype=torch.float64 if problem_of(x, dx).fp64 else torch.float32, device=x.device)
+    arguments = (
+        dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual if dresidual.numel() else None, scratch, eps,
+        x_rows.n_rows, *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,
+    )  # fmt: skip
+    launch(found, (programs, 1), arguments)
+    if dweight is not None and scratch is not None:
+        if found.plan.strategy == "streamed":
+            scratch = _weight_partials(dy_rows, x_rows, x.shape[-1], scratch)
+        _sum_partials(scratch, dweight)
+    return dx, dresidual, dweight
+
+
+def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tensor:
+    """Partial sums of dweight [programs, hidden] from rows too wide to keep them beside the row."""
+    fp64, where = row_scales.dtype is torch.float64, row_scales.device
+
+    def build() -> Prepared:
+        chosen = weight_gradient_plan(hidden, device.limits(where))
+        constants = (hidden, fp64, dy.align, dy.folded, x.align, x.folded, chosen.rows, chosen.head)
+        return Prepared(kernel("backward", "weight_gradient"), chosen, constants, where)
+
+    key = (
+        "weight_gradient",
+        hidden,
+        dtype_of(dy.tensor),
+        dtype_of(x.tensor),
+        fp64,
+        dy.facts,
+        x.facts,
+        where,
+        large(dy.tensor, x.tensor),
+    )
+    found = prepared(key, build)
+    programs = found.plan.programs(x.n_rows)
+    partials = torch.empty((programs, hidden), dtype=row_scales.dtype, device=where)
+    launch(
+        found, (-(-hidden // found.plan.head), programs),
+        (dy.tensor, x.tensor, row_scales, partials, x.n_rows, *dy.strides, *x.strides),
+    )  # fmt: skip
+    return partials
+
+
+def _sum_partials(partials: Tensor, dweight: Tensor) -> None:
+    """dweight = partials summed over the programs in a fixed order, rounded once."""
+    hidden = dweight.shape[0]
+
+    def build() -> Prepared:
+        chosen = partial_sum_plan(hidden)
+        return Prepared(kernel("backward", "sum_partials"), chosen, (hidden, chosen.rows, chosen.head), dweight.device)
+
+    found = prepared(("sum_partials", hidden, partials.dtype, dweight.dtype, dweight.device), build)
+    launch(found, (-(-hidden // found.plan.head), 1), (partials, dweight, partials.shape[0]))
