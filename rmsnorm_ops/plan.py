@@ -7,7 +7,7 @@ Thresholds carry what was measured; docs/performance.md has the tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -67,33 +67,58 @@ def forward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     return LaunchPlan("resident", rows, width, 0, _warps(threads, limits))
 
 
+class _Shape(NamedTuple):
+    """A persistent program: rows a tile, threads, programs a processor, stages."""
+
+    rows: int
+    threads: int
+    per_processor: int
+    stages: int
+
+
+# By the power of two that holds a row: for a row that fills it, and for one that does not. The best of five to seven shapes
+# each (H200, bf16, hidden = width, and 96, 768, 1536, 3584, 7168). Short rows want one large tile, whose partial dweight is
+# summed once, at the end; from 512 on, small programs that hide each other's reductions (512: 0.98 of a copy's speed with six
+# of 64 threads, 0.66 with three of 128); from 4096 on a row fills a program.
+_BACKWARD = {
+    256: (_Shape(32, 512, 1, 3), _Shape(32, 512, 1, 4)),
+    512: (_Shape(2, 64, 6, 3), _Shape(2, 64, 6, 3)),
+    1024: (_Shape(2, 128, 3, 3), _Shape(1, 32, 8, 3)),
+    2048: (_Shape(1, 128, 3, 3), _Shape(1, 128, 3, 4)),
+    4096: (_Shape(2, 256, 1, 3), _Shape(1, 128, 2, 3)),
+    8192: (_Shape(1, 256, 1, 3), _Shape(1, 256, 1, 4)),
+    16384: (_Shape(1, 512, 1, 3), _Shape(1, 512, 1, 3)),
+}
+
+
 def backward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     """The launch of a backward: persistent programs that keep a row, its gradient and their part of dweight in registers,
-    and load the next tiles into shared memory meanwhile. The best of four to six shapes a hidden size (H200, bf16)."""
+    and load the next tiles into shared memory meanwhile."""
     width = _next_power_of_two(problem.hidden)
     max_threads = min(512, limits.max_threads)
     if width > max_threads * (16 if problem.fp64 else 32):
         return _streamed(problem, limits)
-    split = _two_blocks(problem, max_threads)
+    split = _two_blocks(problem, max_threads) if width > 2048 else None
     if split is not None:
         head, tail, threads = split
-        per_processor = 2 if head + tail <= 4096 else 1
-        return _persistent(problem, limits, (1, head, tail, threads, per_processor, 4))
-    if width <= 128:  # short rows: the partial dweight of a large tile is summed once, at the end
-        rows, threads, per_processor = 8192 // width, 512, 1
-    elif width <= 2048:  # three small programs hide each other's reductions: 0.98, where one of four times the size got 0.77
-        rows, threads, per_processor = 2048 // width, 128, 3
-    else:
-        rows, threads, per_processor = max(1, 8192 // width), 256 if width <= 8192 else 512, 1
-    return _persistent(problem, limits, (rows, width, 0, min(threads, max_threads), per_processor, 3))
+        return _persistent(problem, limits, head, tail, _Shape(1, threads, 2 if head + tail <= 4096 else 1, 4))
+    shape = _BACKWARD[max(256, width)][width > problem.hidden]
+    if width < 256:  # as many elements a tile
+        shape = shape._replace(rows=shape.rows * 256 // width)
+    return _persistent(problem, limits, width, 0, shape)
 
 
-def _persistent(problem: RowProblem, limits: DeviceLimits, shape: tuple[int, int, int, int, int, int]) -> LaunchPlan:
+def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int, shape: _Shape) -> LaunchPlan:
     """As many stages, of those asked for, as shared memory has buffers for: one fewer than stages, of a tile each."""
-    rows, head, tail, threads, per_processor, stages = shape
-    buffers = (limits.shared_memory - 1024) // (rows * (head + tail) * problem.loaded)
+    buffers = (limits.shared_memory - 1024) // (shape.rows * (head + tail) * problem.loaded)
     return LaunchPlan(
-        "resident", rows, head, tail, _warps(threads, limits), per_processor * limits.processors, max(1, min(stages, buffers + 1))
+        "resident",
+        shape.rows,
+        head,
+        tail,
+        _warps(shape.threads, limits),
+        persistent=shape.per_processor * limits.processors,
+        stages=max(1, min(shape.stages, buffers + 1)),
     )
 
 

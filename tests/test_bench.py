@@ -238,27 +238,30 @@ def test_a_graph_holds_one_output_more_than_there_are_sets() -> None:
 
 def test_the_fraction_of_a_copy_is_per_byte() -> None:
     ours, copy = timing.Timing(20, 19, 21), timing.Timing(5, 4, 6)
-    measured = speed.Speed(BY_NAME["gpt-oss"], 7, ours, 2000, copy, 1000)
-    assert (measured.forward_gb_s, measured.copy_gb_s, measured.fraction) == (0.1, 0.2, 0.5)
+    measured = speed.Speed(BY_NAME["gpt-oss"], 7, "forward", ours, 2000, copy, 1000)
+    assert (measured.gb_s, measured.copy_gb_s, measured.fraction) == (0.1, 0.2, 0.5)
 
 
-def test_speed_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("operation", "tensors", "weights"), [("forward", 2, 1), ("add_forward", 4, 1), ("backward", 3, 2)])
+def test_speed_is_measured_and_written(operation: str, tensors: int, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "buffer_sets", lambda size: 2)
-    measured = speed.measure(BY_NAME["Llama 3.2 1B"], CPU, elements=2**16)
+    measured = speed.measure(BY_NAME["Llama 3.2 1B"], CPU, operation, elements=2**16)
     assert (measured.rows, measured.copy_bytes) == (32, 2**18)
-    assert measured.forward_bytes == 2**18 + 2048 * 2
+    assert measured.moved_bytes == tensors * 2**17 + weights * 2048 * 2
     row = report.document({}, [], [measured])["speeds"][0]
-    assert row["forward_us"] == measured.forward.median_us > 0
+    assert row["operation"] == operation
+    assert row["us"] == measured.time.median_us > 0
     assert row["copy_us"] == measured.copy.median_us > 0
     assert row["fraction_of_copy"] == measured.fraction
     title, table = report.speed_table([measured], "some GPU")
-    assert "2^16 elements" in title.plain
+    assert title.plain.startswith(f"\n{operation} on some GPU, bf16, 2^16 elements")
     assert table.row_count == 1
 
 
 @needs_gpu
 @pytest.mark.gpu
-def test_the_forward_is_timed_on_a_gpu() -> None:
-    measured = speed.measure(BY_NAME["Llama 3.1 8B"], session.device_of("cuda"), elements=2**26)
-    assert 0.3 < measured.fraction < 1.5
+@pytest.mark.parametrize("operation", speed.OPERATIONS)
+def test_an_operator_is_timed_on_a_gpu(operation: str) -> None:
+    measured = speed.measure(BY_NAME["Llama 3.1 8B"], session.device_of("cuda"), operation, elements=2**26)
+    assert 0.3 < measured.fraction < 1.3
     assert measured.copy.low_us <= measured.copy.median_us <= measured.copy.high_us

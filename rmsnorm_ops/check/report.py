@@ -55,19 +55,19 @@ def _cell(result: Result | None) -> Text:
 
 
 def speed_table(speeds: Sequence[Speed], device: str) -> tuple[Text, Table]:
-    """The timed cases of a GPU under a title: a line a case."""
+    """The timed cases of one operator on a GPU under a title: a line a case."""
     table = _table()
     for column in ("hidden", "µs", "spread", "GB/s", "copy GB/s", "of copy"):
         table.add_column(column, justify="right", no_wrap=True)
     for speed in speeds:
-        time = speed.forward
+        time = speed.time
         table.add_row(
             speed.case.name, str(speed.case.hidden), f"{time.median_us:.1f}",
             f"±{(time.high_us - time.low_us) / time.median_us * 50:.1f} %",
-            f"{speed.forward_gb_s:.0f}", f"{speed.copy_gb_s:.0f}", f"{speed.fraction:.3f}",
+            f"{speed.gb_s:.0f}", f"{speed.copy_gb_s:.0f}", f"{speed.fraction:.3f}",
         )  # fmt: skip
     size = round(math.log2(speeds[0].rows * speeds[0].case.hidden))
-    title = f"\nForward on {device}, bf16, 2^{size} elements, against a copy of x in the same run"
+    title = f"\n{speeds[0].operation} on {device}, bf16, 2^{size} elements, against a copy in the same run"
     return Text(title, style="bold"), table
 
 
@@ -141,18 +141,11 @@ def _result_row(result: Result) -> dict[str, Any]:
 
 
 def _speed_row(speed: Speed) -> dict[str, Any]:
-    row = _case_row(speed.case, speed.rows) | {"dtype": "bf16"}
-    for name, time, moved in (
-        ("forward", speed.forward, speed.forward_bytes),
-        ("copy", speed.copy, speed.copy_bytes),
-    ):
-        row |= {f"{name}_us": time.median_us, f"{name}_low_us": time.low_us, f"{name}_high_us": time.high_us}
-        row |= {f"{name}_bytes": moved}
-    return row | {
-        "forward_gb_s": speed.forward_gb_s,
-        "copy_gb_s": speed.copy_gb_s,
-        "fraction_of_copy": speed.fraction,
-    }
+    row = _case_row(speed.case, speed.rows) | {"dtype": "bf16", "operation": speed.operation}
+    for prefix, time, moved in (("", speed.time, speed.moved_bytes), ("copy_", speed.copy, speed.copy_bytes)):
+        row |= {f"{prefix}us": time.median_us, f"{prefix}low_us": time.low_us, f"{prefix}high_us": time.high_us}
+        row |= {f"{prefix}bytes": moved}
+    return row | {"gb_s": speed.gb_s, "copy_gb_s": speed.copy_gb_s, "fraction_of_copy": speed.fraction}
 
 
 def _triton_version() -> str | None:

@@ -40,9 +40,12 @@ def check(texts: list[str] | None, device_name: str | None, json_path: str | Non
         measured = _measured(implementation, chosen)
         console.print(*report.accuracy_table(measured), sep="\n")
         results += measured
-    speeds = _timed([case for case in chosen if case.timed], device)
-    if speeds:
-        console.print(*report.speed_table(speeds, environment["device"]), sep="\n")
+    speeds: list[speed.Speed] = []
+    for operation in speed.OPERATIONS:
+        timed = _timed([case for case in chosen if case.timed], device, operation)
+        if timed:
+            console.print(*report.speed_table(timed, environment["device"]), sep="\n")
+        speeds += timed
     if file is not None:
         file.write_text(json.dumps(report.document(environment, results, speeds), indent=1, allow_nan=False) + "\n", "utf-8")
     return _concluded(console, results, time.perf_counter() - started)
@@ -108,10 +111,10 @@ def _measured(implementation: Implementation, chosen: list[Case]) -> list[Result
     return results
 
 
-def _timed(chosen: list[Case], device: torch.device) -> list[speed.Speed]:
+def _timed(chosen: list[Case], device: torch.device, operation: str) -> list[speed.Speed]:
     if device.type != "cuda" or not measure.has_triton():
         return []
-    return [speed.measure(case, device) for case in _progress(chosen, "speed against a copy")]
+    return [speed.measure(case, device, operation) for case in _progress(chosen, f"speed of {operation}")]
 
 
 def _progress(chosen: list[Case], what: str) -> Iterable[Case]:
