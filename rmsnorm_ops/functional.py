@@ -88,7 +88,7 @@ def add_rms_norm(
 
 
 def _weight(weight: Tensor | None) -> Tensor | None:
-    if weight is not None and not isinstance(weight, Tensor):
+    if isinstance(weight, (int, float, list, tuple)):  # the dispatcher refuses anything else, and takes an fx.Proxy
         raise TypeError(
             f"weight must be a Tensor or None, got {type(weight).__name__}: the norm is over the last dimension, and "
             "takes no normalized_shape"

@@ -1,0 +1,61 @@
+"""The examples run as they stand, in a process of their own, and print what they promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.processes import HERE, environment
+
+EXAMPLES = HERE / "examples"
+
+
+def run_example(name: str) -> str:
+    """What the example printed, on one thread: tests run side by side. Fails with all that it said if it failed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_quickstart() -> None:
+    printed = run_example("01_quickstart.py")
+    assert "y: (4, 128, 4096) torch.bfloat16" in printed
+    assert "compiled: (4, 128, 4096)" in printed
+
+
+def test_train_block() -> None:
+    printed = run_example("02_train_block.py")
+    assert re.search(r"gradients differ from torch's by \S+ of their norm, the bound is \S+", printed)
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", printed)]
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 4
+
+
+def test_transformers_says_what_it_needs(tmp_path: Path) -> None:
+    """One sentence where transformers is not installed, and no traceback."""
+    (tmp_path / "transformers.py").write_text("raise ImportError('not installed')\n")
+    paths = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "03_transformers.py")],
+        env=environment(PYTHONPATH=paths, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "This example needs Hugging Face's transformers: pip install transformers\n"
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
+        "01_quickstart.py",
+        "02_train_block.py",
+        "03_transformers.py",  # run in integrations/test_transformers.py
+    ]
