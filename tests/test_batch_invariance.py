@@ -103,7 +103,7 @@ def _unusual(hidden: int, dtype: torch.dtype, operator: Implementation) -> list[
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 4096), (64, 4096), (16, 40000), (8192, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4096), (64, 4096), (8192, 128), (16, 40000), (3, 65537), (2, 2**17), (1, 2**18)], ids=str)
 def test_any_number_of_cpu_threads(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, threads = random(*shape, dtype=dtype), torch.get_num_threads()
     forward = torch.ops.rmsnorm.forward.default
