@@ -17,7 +17,8 @@ HOLDS_COMPILED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(
 
 def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
     """Triton's public launch. Specialises, compiles where needed, and returns the compiled kernel."""
-    return prepared.kernel[grid](*arguments, *prepared.constants, num_warps=prepared.plan.warps)
+    # Fusing a product and a sum is asked for, not left to a default that changes with triton 3.10: bits depend on it.
+    return prepared.kernel[grid](*arguments, *prepared.constants, num_warps=prepared.plan.warps, enable_fp_fusion=True)
 
 
 def held(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:

@@ -64,7 +64,9 @@ def compile_forward(
     source = ASTSource(
         kernel, {name: types[name] for name in names}, {(names.index(name),): value for name, value in constants.items()}, hints
     )
-    return plan, triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": plan.warps})
+    return plan, triton.compile(
+        source, target=GPUTarget(*TARGETS[target]), options={"num_warps": plan.warps, "enable_fp_fusion": True}
+    )
 
 
 def reduction_layouts(ttgir: str) -> list[str]:
@@ -118,13 +120,14 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def ptx_facts(ptx: str) -> dict[str, Any]:
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
         arch = re.search(r"\.target (\w+)", ptx)[1]
-        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name", arch, file.name, "-o", f"{file.name}.cubin"]
+        assembler = get_ptxas(int(re.search(r"\d+", arch)[0])).path
+        command = [assembler, "-v", "--gpu-name", arch, file.name, "-o", f"{file.name}.cubin"]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return {
         "loads": len(re.findall(r"\bld\.global\S*", ptx)),
