@@ -49,7 +49,7 @@ def test_rows_beside_rows_of_any_magnitude(run: Training, dtype: torch.dtype) ->
 
 
 @each_dtype
-@pytest.mark.parametrize("shape", [(1, 4096), (64, 4096), (16, 40000), (3000, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4096), (1, 200000), (64, 4096), (16, 40000), (3000, 128)], ids=str)
 def test_any_number_of_cpu_threads(shape: tuple[int, int], dtype: torch.dtype) -> None:
     dy, x, weight = CPU.random(*shape, dtype=dtype), CPU.random(*shape, dtype=dtype, seed=1), CPU.random(shape[1], seed=2)
     threads, results = torch.get_num_threads(), []
