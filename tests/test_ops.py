@@ -41,6 +41,13 @@ rmsnorm::forward(Tensor x, Tensor? weight, float eps,
     )
 
 
+def test_inductor_is_told_to_keep_strides() -> None:
+    """With a flexible layout it gave x a last stride of 6, which costs a copy; with a fixed order it copied slices of a qkv."""
+    assert torch.Tag.needs_exact_strides in forward.tags
+    assert torch.Tag.pt2_compliant_tag in forward.tags
+    assert not {torch.Tag.flexible_layout, torch.Tag.needs_fixed_stride_order} & set(forward.tags)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
