@@ -36,7 +36,8 @@ ABSENT = Rows(None, 0, (1, 0, 0), align=1, folded=False, aligned_pointer=True)
 
 def rows_of(tensor: Tensor) -> Rows:
     """``tensor`` [..., hidden] as rows. Its last stride must be 1 and its leading dims must collapse to at most two strides:
-    a dense tensor, a slice of a fused projection, transposed heads of one sequence, an expanded gradient. Anything else is copied once."""
+    a dense tensor, a slice of a fused projection, transposed heads of one sequence, an expanded gradient.
+    Anything else is copied once."""
     hidden = tensor.shape[-1]
     if tensor.is_contiguous():
         leading = [(tensor.numel() // hidden, hidden)]
