@@ -10,9 +10,9 @@ from torch import Tensor
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type all arithmetic on an x of ``dtype`` runs in: float64 for float64, float32 for everything else."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
+def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """The type all arithmetic on tensors of ``dtypes`` runs in: float64 where one of them is, else float32."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def default_eps(dtype: torch.dtype) -> float:

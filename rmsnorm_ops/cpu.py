@@ -106,9 +106,14 @@ def _sum_of_squares(x: Tensor, y: Tensor, scratch: Tensor | None) -> Tensor:
         return _fold(torch.mul(x, x, out=y))
     else:
         squares = torch.mul(x, x, out=None if scratch is None else scratch[1])
+    return row_sum(squares)
+
+
+def row_sum(terms: Tensor) -> Tensor:
+    """The sum of each dense row, ``[rows, 1]``: the same bits wherever the row stands."""
     # torch splits a single sum of 2¹⁵ elements or more among threads, and its bits with it; it does not split two sums.
-    lone = squares.shape[0] == 1 and squares.shape[1] >= 1 << 15
-    return squares.expand(2, -1).sum(-1, keepdim=True)[:1] if lone else squares.sum(-1, keepdim=True)
+    lone = terms.shape[0] == 1 and terms.shape[1] >= 1 << 15
+    return terms.expand(2, -1).sum(-1, keepdim=True)[:1] if lone else terms.sum(-1, keepdim=True)
 
 
 def _fold(terms: Tensor) -> Tensor:

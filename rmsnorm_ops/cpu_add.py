@@ -23,7 +23,7 @@ def add_forward(
     Where x and residual have one dtype, y is bitwise ``forward(residual_out)``.
     """
     check_add_forward(x, residual, weight, eps, weight_offset)
-    compute = torch.promote_types(compute_dtype(x.dtype), compute_dtype(residual.dtype))
+    compute = compute_dtype(x.dtype, residual.dtype)
     residual_out = torch.empty(x.shape, dtype=residual.dtype)
     if x.dtype is residual.dtype:
         # One rounding: torch adds halves in fp32.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm_ops.contracts import check_backward, compute_dtype
+from rmsnorm_ops.cpu import row_sum
 from rmsnorm_ops.plain import power_of_two_scale
 
 BLOCK_ELEMENTS = 1 << 18  # a block and the five temporaries of its size share the caches of a core
@@ -72,7 +73,7 @@ def _backward(
     check_backward(dy, x, weight, eps, weight_offset, dsum, dx_dtype)
     dx = torch.empty(x.shape, dtype=dx_dtype or x.dtype)
     dresidual = torch.empty(0 if dx.dtype is x.dtype else x.shape, dtype=x.dtype)
-    compute = torch.promote_types(compute_dtype(x.dtype), compute_dtype(dx.dtype))
+    compute = compute_dtype(x.dtype, dx.dtype)
     hidden = x.shape[-1]
     dweight = torch.zeros(hidden, dtype=compute) if weight_grad else None
     wide_weight = None if weight is None else weight.to(compute) + weight_offset
@@ -121,7 +122,4 @@ def _block(
 
 def _row_mean(values: Tensor) -> Tensor:
     """The mean of each row, ``[rows, 1]``, summed in fp64: the same bits wherever the row stands."""
-    wide = values.double()
-    # torch splits a sum of its own among threads, and its bits with it; it does not split two.
-    total = wide.expand(2, -1).sum(-1, keepdim=True)[:1] if len(wide) == 1 else wide.sum(-1, keepdim=True)
-    return (total / values.shape[1]).to(values.dtype)
+    return (row_sum(values.double()) / values.shape[1]).to(values.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm_ops import device
-from rmsnorm_ops.contracts import check_backward
+from rmsnorm_ops.contracts import check_backward, compute_dtype
 from rmsnorm_ops.plan import LaunchPlan, backward_plan, partial_sum_plan, weight_gradient_plan
 from rmsnorm_ops.prepared import Prepared, kernel, large, launch, prepared
 from rmsnorm_ops.rows import ABSENT, Rows, aligned, dtype_of, problem_of, rows_of
@@ -116,7 +116,7 @@ def _backward(
     if dweight is not None:
         # resident: a partial dweight a program. streamed: the two factors of each row's rstd.
         shape = (programs, x.shape[-1]) if found.plan.strategy == "resident" else (x_rows.n_rows, 2)
-        scratch = torch.empty(shape, dtype=torch.float64 if problem_of(x, dx).fp64 else torch.float32, device=x.device)
+        scratch = torch.empty(shape, dtype=compute_dtype(x.dtype, dx.dtype), device=x.device)
     arguments = (
         dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual if dresidual.numel() else None, scratch, eps,
         x_rows.n_rows, *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,

@@ -32,7 +32,7 @@ def add_forward(
 ) -> tuple[Tensor, Tensor]:
     """residual_out = x + residual in residual's dtype, and the norm of it in x's."""
     check_add_forward(x, residual, weight, eps, weight_offset)
-    compute = _compute(x, residual)
+    compute = compute_dtype(x.dtype, residual.dtype)
     residual_out = _rounded((x.to(compute) + residual.to(compute)), residual.dtype)
     y = _weighted(residual_out.to(compute), weight, eps, weight_offset, x.dtype if round_before_weight else None)
     return _rounded(y, x.dtype), residual_out
@@ -138,7 +138,7 @@ def _sum_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dx, dresidual, x · rstd): what ``add_forward``'s two gradients become."""
     dx_dtype = dx_dtype or residual_out.dtype
-    compute = torch.promote_types(compute_dtype(dx_dtype), compute_dtype(residual_out.dtype))
+    compute = compute_dtype(dx_dtype, residual_out.dtype)
     gradient, normalised = _input_gradient(dy, residual_out, weight, eps, weight_offset, compute)
     if dsum is not None:
         gradient = gradient + dsum.to(compute)
@@ -152,10 +152,6 @@ def _weight_gradient(dy: Tensor, normalised: Tensor, weight: Tensor) -> Tensor:
     product = dy.to(normalised.dtype) * normalised
     leading = list(range(product.dim() - 1))
     return _rounded((product.sum(leading) if leading else product), weight.dtype)
-
-
-def _compute(x: Tensor, residual: Tensor) -> torch.dtype:
-    return torch.promote_types(compute_dtype(x.dtype), compute_dtype(residual.dtype))
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -31,7 +31,7 @@ LAYERS = {
     "plain": ({"torch"}, {"contracts"}),
     "cpu": ({"torch"}, {"contracts"}),
     "cpu_add": ({"torch"}, {"contracts", "cpu"}),
-    "cpu_backward": ({"torch"}, {"contracts", "plain"}),
+    "cpu_backward": ({"torch"}, {"contracts", "cpu", "plain"}),
     "autograd": ({"torch"}, set()),
 }
 LAUNCHING = {"launch", "prepared", "executors", "kernels", "ops", "functional"}  # what a specification must not know of

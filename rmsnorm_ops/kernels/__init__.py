@@ -1,1 +1,1 @@
-"""Triton kernels. Importing this package imports triton; nothing outside launch.py and inspect does."""
+"""Triton kernels. Importing this package imports triton; prepared.py does so at the first launch."""
