@@ -24,4 +24,6 @@ def limits(device: torch.device) -> DeviceLimits:
         processors=properties.multi_processor_count,
         # ROCm reports no larger limit to opt in to.
         shared_memory=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
+        # On NVIDIA GPUs alone has it been run.
+        cooperative=torch.version.hip is None,
     )

@@ -131,7 +131,7 @@ def test_triton_for_amd_gpus_compiles_for_tensors_below_2_gigabytes(compiled: di
 
 @pytest.mark.parametrize("hip", [False, True])
 def test_a_held_kernel_is_kept_apart_for_tensors_of_2_gigabytes(hip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_HIP", hip)
+    monkeypatch.setattr(prepared, "HIP", hip)
     small, big = (torch.empty(n, dtype=torch.bfloat16, device="meta") for n in (2**30 - 1, 2**30))
     assert not prepared.large(small, None, small)
     assert prepared.large(small, None, big) is hip
