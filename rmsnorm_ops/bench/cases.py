@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+DTYPES = tuple(SHORT)
 
 # Magnitudes whose squares leave the compute type (fp32; fp64 for fp64). fp16 has no such range: its own ends stand in.
 HUGE = {torch.float16: 2e4, torch.bfloat16: 1e25, torch.float32: 1e25, torch.float64: 1e200}

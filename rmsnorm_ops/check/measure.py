@@ -14,10 +14,8 @@ from torch import Tensor
 from rmsnorm_ops import accuracy, launch, reference
 from rmsnorm_ops.bench import cases
 from rmsnorm_ops.bench.cases import Case
-
-
-class CannotStart(Exception):
-    """The machine or the arguments do not allow the check that was asked for; the message is one sentence."""
+from rmsnorm_ops.bench.command import CannotStart
+from rmsnorm_ops.bench.environment import has_triton
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,6 @@ def implementations(device: torch.device) -> list[Implementation]:
         name = f"Triton kernels on {torch.cuda.get_device_name(device)}"
         kernels = Implementation(name, device, torch.ops.rmsnorm.forward, 2**20)
     return [*found, kernels]
-
-
-def has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def judged() -> tuple[torch.dtype, ...]:

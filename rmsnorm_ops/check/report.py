@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from rmsnorm_ops.bench import cases
-from rmsnorm_ops.check import measure
+from rmsnorm_ops.bench.cases import SHORT
+from rmsnorm_ops.bench.console import table
 from rmsnorm_ops.check.measure import Result
 from rmsnorm_ops.check.speed import Speed
-from rmsnorm_ops.version import __version__
-
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def accuracy_table(results: Sequence[Result]) -> tuple[Text, Table]:
     """The results of one implementation under a title: a line a case, a column a dtype."""
-    table = _table()
-    table.add_column("hidden", justify="right")
-    table.add_column("rows", justify="right")
+    lines = table("case")
+    lines.add_column("hidden", justify="right")
+    lines.add_column("rows", justify="right")
     for dtype in cases.DTYPES:
-        table.add_column(SHORT[dtype], justify="right", no_wrap=True)
+        lines.add_column(SHORT[dtype], justify="right", no_wrap=True)
     by_case: dict[str, dict[torch.dtype, Result]] = {}
     for result in results:
         by_case.setdefault(result.case.name, {})[result.dtype] = result
     for name, by_dtype in by_case.items():
         first = next(iter(by_dtype.values()))
         cells = [_cell(by_dtype.get(dtype)) for dtype in cases.DTYPES]
-        table.add_row(name, str(first.case.hidden), str(first.rows), *cells)
-    return Text(f"\n{results[0].implementation}: largest error / bound, in ulp", style="bold"), table
+        lines.add_row(name, str(first.case.hidden), str(first.rows), *cells)
+    return Text(f"\n{results[0].implementation}: largest error / bound, in ulp", style="bold"), lines
 
 
 def _cell(result: Result | None) -> Text:
@@ -56,25 +49,19 @@ def _cell(result: Result | None) -> Text:
 
 def speed_table(speeds: Sequence[Speed], device: str) -> tuple[Text, Table]:
     """The timed cases of one operator on a GPU under a title: a line a case."""
-    table = _table()
+    lines = table("case")
     for column in ("hidden", "µs", "spread", "GB/s", "copy GB/s", "of copy"):
-        table.add_column(column, justify="right", no_wrap=True)
+        lines.add_column(column, justify="right", no_wrap=True)
     for speed in speeds:
         time = speed.time
-        table.add_row(
+        lines.add_row(
             speed.case.name, str(speed.case.hidden), f"{time.median_us:.1f}",
             f"±{(time.high_us - time.low_us) / time.median_us * 50:.1f} %",
             f"{speed.gb_s:.0f}", f"{speed.copy_gb_s:.0f}", f"{speed.fraction:.3f}",
         )  # fmt: skip
     size = round(math.log2(speeds[0].rows * speeds[0].case.hidden))
     title = f"\n{speeds[0].operation} on {device}, bf16, 2^{size} elements, against a copy in the same run"
-    return Text(title, style="bold"), table
-
-
-def _table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("case", overflow="fold", min_width=10)
-    return table
+    return Text(title, style="bold"), lines
 
 
 def failures(results: Sequence[Result]) -> list[str]:
@@ -85,23 +72,6 @@ def failures(results: Sequence[Result]) -> list[str]:
         for result in results
         if not result.ok
     ]
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on besides the code: versions, and the device and its driver where that is a GPU."""
-    gpu = device.type == "cuda"
-    return {
-        "rmsnorm_ops": __version__,
-        "torch": torch.__version__,
-        "triton": _triton_version(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
-        "cuda": torch.version.cuda if gpu else None,
-        "hip": torch.version.hip if gpu else None,
-        "driver": _driver() if gpu else None,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def document(environment: dict[str, Any], results: Sequence[Result], speeds: Sequence[Speed]) -> dict[str, Any]:
@@ -146,24 +116,3 @@ def _speed_row(speed: Speed) -> dict[str, Any]:
         row |= {f"{prefix}us": time.median_us, f"{prefix}low_us": time.low_us, f"{prefix}high_us": time.high_us}
         row |= {f"{prefix}bytes": moved}
     return row | {"gb_s": speed.gb_s, "copy_gb_s": speed.copy_gb_s, "fraction_of_copy": speed.fraction}
-
-
-def _triton_version() -> str | None:
-    if not measure.has_triton():
-        return None
-    import triton
-
-    return str(triton.__version__)
-
-
-def _driver() -> str | None:
-    """The GPU driver's version, as NVIDIA's tool or AMD's kernel module tells it; None where neither does."""
-    amd = Path("/sys/module/amdgpu/version")
-    if torch.version.hip:
-        return amd.read_text().strip() if amd.exists() else None
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
-    return answer[0] if answer else None
