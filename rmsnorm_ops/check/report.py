@@ -10,11 +10,11 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm_ops.bench import cases
+from rmsnorm_ops.bench import cases, records
 from rmsnorm_ops.bench.cases import SHORT
 from rmsnorm_ops.bench.console import table
+from rmsnorm_ops.bench.measure import Measurement
 from rmsnorm_ops.check.measure import Result
-from rmsnorm_ops.check.speed import Speed
 
 
 def accuracy_table(results: Sequence[Result]) -> tuple[Text, Table]:
@@ -47,72 +47,54 @@ def _cell(result: Result | None) -> Text:
     return Text(f"{error}{sign}{bound}", style=style)
 
 
-def speed_table(speeds: Sequence[Speed], device: str) -> tuple[Text, Table]:
+def speed_table(speeds: Sequence[Measurement], device: str) -> tuple[Text, Table]:
     """The timed cases of one operator on a GPU under a title: a line a case."""
     lines = table("case")
     for column in ("hidden", "µs", "spread", "GB/s", "copy GB/s", "of copy"):
         lines.add_column(column, justify="right", no_wrap=True)
     for speed in speeds:
-        time = speed.time
+        if speed.time is None or speed.gb_s is None:
+            lines.add_row(speed.problem.case.name, str(speed.problem.case.hidden), speed.status)
+            continue
         lines.add_row(
-            speed.case.name, str(speed.case.hidden), f"{time.median_us:.1f}",
-            f"±{(time.high_us - time.low_us) / time.median_us * 50:.1f} %",
+            speed.problem.case.name, str(speed.problem.case.hidden), f"{speed.time.median_us:.1f}", f"±{speed.spread:.1%}",
             f"{speed.gb_s:.0f}", f"{speed.copy_gb_s:.0f}", f"{speed.fraction:.3f}",
         )  # fmt: skip
-    size = round(math.log2(speeds[0].rows * speeds[0].case.hidden))
-    title = f"\n{speeds[0].operation} on {device}, bf16, 2^{size} elements, against a copy in the same run"
+    problem = speeds[0].problem
+    size = round(math.log2(problem.elements))
+    title = f"\n{problem.operation} on {device}, bf16, 2^{size} elements, against a copy in the same run"
     return Text(title, style="bold"), lines
 
 
-def failures(results: Sequence[Result]) -> list[str]:
-    """A sentence for each result that falls short."""
-    return [
+def failures(results: Sequence[Result], speeds: Sequence[Measurement] = ()) -> list[str]:
+    """A sentence for each result that falls short, and for what was too wrong to time."""
+    found = [
         f"{result.implementation}, {result.case.name}, {SHORT[result.dtype]}: "
         + (result.failure or f"error {result.error:.6g} ulp, bound {result.bound:.6g}")
         for result in results
         if not result.ok
     ]
+    untimed = [speed for speed in speeds if speed.time is None]
+    return found + [f"{speed.problem.operation}, {speed.problem.case.name}, not timed: {speed.reason}" for speed in untimed]
 
 
-def document(environment: dict[str, Any], results: Sequence[Result], speeds: Sequence[Speed]) -> dict[str, Any]:
+def document(environment: dict[str, Any], results: Sequence[Result], speeds: Sequence[Measurement]) -> dict[str, Any]:
     """Everything, as JSON types. An error is null where ``failure`` says why there is no finite one."""
     return {
         "versions": environment,
-        "ok": all(result.ok for result in results),
+        "ok": not failures(results, speeds),
         "results": [_result_row(result) for result in results],
-        "speeds": [_speed_row(speed) for speed in speeds],
-    }
-
-
-def _case_row(case: cases.Case, rows: int) -> dict[str, Any]:
-    return {
-        "case": case.name,
-        "source": case.source,
-        "rows": rows,
-        "hidden": case.hidden,
-        "layout": case.layout,
-        "weight": case.weight,
-        "eps": case.eps,
-        "values": case.values,
-        **case.options,
+        "speeds": [records.of_speed(speed) for speed in speeds],
     }
 
 
 def _result_row(result: Result) -> dict[str, Any]:
     return {
         "implementation": result.implementation,
-        **_case_row(result.case, result.rows),
+        **records.of_case(result.case, result.rows),
         "dtype": SHORT[result.dtype],
         "error_ulp": result.error if math.isfinite(result.error) else None,
         "bound_ulp": result.bound,
         "ok": result.ok,
         "failure": result.failure or None,
     }
-
-
-def _speed_row(speed: Speed) -> dict[str, Any]:
-    row = _case_row(speed.case, speed.rows) | {"dtype": "bf16", "operation": speed.operation}
-    for prefix, time, moved in (("", speed.time, speed.moved_bytes), ("copy_", speed.copy, speed.copy_bytes)):
-        row |= {f"{prefix}us": time.median_us, f"{prefix}low_us": time.low_us, f"{prefix}high_us": time.high_us}
-        row |= {f"{prefix}bytes": moved}
-    return row | {"gb_s": speed.gb_s, "copy_gb_s": speed.copy_gb_s, "fraction_of_copy": speed.fraction}

@@ -14,6 +14,7 @@ from rmsnorm_ops.bench.cases import CASES, Case
 from rmsnorm_ops.bench.command import choose, device_of, writable
 from rmsnorm_ops.bench.console import heading, output, progress
 from rmsnorm_ops.bench.environment import environment, has_triton
+from rmsnorm_ops.bench.measure import Measurement
 from rmsnorm_ops.check import measure, report, speed
 from rmsnorm_ops.check.measure import Implementation, Result
 
@@ -37,7 +38,7 @@ def check(texts: list[str] | None, device_name: str | None, json_path: str | Non
         measured = _measured(implementation, chosen)
         console.print(*report.accuracy_table(measured), sep="\n")
         results += measured
-    speeds: list[speed.Speed] = []
+    speeds: list[Measurement] = []
     for operation in speed.OPERATIONS:
         timed = _timed([case for case in chosen if case.timed], device, operation)
         if timed:
@@ -45,19 +46,21 @@ def check(texts: list[str] | None, device_name: str | None, json_path: str | Non
         speeds += timed
     if file is not None:
         file.write_text(json.dumps(report.document(versions, results, speeds), indent=1, allow_nan=False) + "\n", "utf-8")
-    return _concluded(console, results, time.perf_counter() - started)
+    return _concluded(console, results, speeds, time.perf_counter() - started)
 
 
-def _concluded(console: Console, results: list[Result], seconds: float) -> int:
+def _concluded(console: Console, results: list[Result], speeds: list[Measurement], seconds: float) -> int:
     """Print what failed and the verdict. Returns the exit status."""
-    failures = report.failures(results)
+    failures = report.failures(results, speeds)
     console.print()
     for failure in failures[:SHOWN]:
         console.print(f"[red]FAILED[/red] {escape(failure)}")
     if len(failures) > SHOWN:
         console.print(f"… and {len(failures) - SHOWN} more")
     if failures:
-        console.print(f"[bold red]FAILED: {len(failures)} of {len(results)} results fall short ({seconds:.0f} s)[/bold red]")
+        console.print(
+            f"[bold red]FAILED: {len(failures)} of {len(results) + len(speeds)} results fall short ({seconds:.0f} s)[/bold red]"
+        )
         return 1
     console.print(f"[bold green]ok: all {len(results)} results are within their bounds ({seconds:.0f} s)[/bold green]")
     return 0
@@ -70,7 +73,7 @@ def _measured(implementation: Implementation, chosen: list[Case]) -> list[Result
     return results
 
 
-def _timed(chosen: list[Case], device: torch.device, operation: str) -> list[speed.Speed]:
+def _timed(chosen: list[Case], device: torch.device, operation: str) -> list[Measurement]:
     if device.type != "cuda" or not has_triton():
         return []
     return [speed.measure(case, device, operation) for case in progress(chosen, f"speed of {operation}")]
