@@ -11,7 +11,7 @@ import torch
 
 from rmsnorm_ops.bench import traffic
 from rmsnorm_ops.bench.cases import CASES, SHORT, SIZES, Case
-from rmsnorm_ops.bench.command import CannotStart, choose, device_of, one_of
+from rmsnorm_ops.bench.command import CannotStart, choose, device_of, one_of, refuse_interpreter
 from rmsnorm_ops.bench.peers import PEERS
 from rmsnorm_ops.bench.providers import ATEN, OURS, Provider, inductor
 from rmsnorm_ops.bench.timing import one_line
@@ -39,6 +39,7 @@ class Plan:
 def planned(arguments: Any) -> tuple[Plan, list[str]]:
     """What ``arguments`` ask for, and what to say about it."""
     device = device_of(arguments.device)
+    refuse_interpreter(device)
     every = (*CASES, *SIZES)
     cases = [case for case in every if case.benched] if arguments.case is None else choose(arguments.case, every)
     operations = list(OPERATIONS) if arguments.op is None else one_of("--op", arguments.op, OPERATIONS)

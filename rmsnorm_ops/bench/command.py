@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from rmsnorm_ops.bench.cases import Case
+from rmsnorm_ops.bench.environment import has_triton
 
 
 class CannotStart(Exception):
@@ -62,6 +63,15 @@ def device_of(name: str | None) -> torch.device:
     if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
         raise CannotStart(f"--device must be cpu or a GPU of this machine, which has {torch.cuda.device_count()}, got {name}")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def refuse_interpreter(device: torch.device) -> None:
+    """Triton's interpreter runs on the CPU, and must not stand in for a GPU."""
+    if device.type == "cuda" and has_triton():
+        from triton import knobs
+
+        if knobs.runtime.interpret:
+            raise CannotStart("TRITON_INTERPRET is set, so no kernel would run on the GPU; unset it, or use --device cpu")
 
 
 def writable(path: str) -> Path:

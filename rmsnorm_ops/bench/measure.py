@@ -15,7 +15,7 @@ from rmsnorm_ops.bench.problem import Inputs, Problem
 from rmsnorm_ops.bench.providers import Call, Provider
 from rmsnorm_ops.bench.timing import Timing, one_line
 
-ROUNDS = {"cuda": 11, "cpu": 5}
+ROUNDS = {"cuda": 9, "cpu": 5}
 Status = Literal["timed", "unsupported", "failed", "wrong"]
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rmsnorm_ops.bench.cases import SHORT
+from rmsnorm_ops.bench.cases import SHORT, Case
 from rmsnorm_ops.bench.measure import Measurement
 from rmsnorm_ops.bench.providers import OURS
 
@@ -25,13 +25,12 @@ STYLES = {
     "quack": ("#0072B2", "X"),
 }
 COPY = ("#777777", ":")
-FONT = {"svg.fonttype": "none", "font.size": 10}  # text stays text in the SVG
 
 
 def draw(measured: Sequence[Measurement], device: str, folder: Path) -> list[Path]:
     """Draw what there is to draw into ``folder``, a file a plot and format, and return the files."""
     written = []
-    with matplotlib.rc_context(FONT):
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
         for name, figure in _figures(measured, device):
             for kind in ("svg", "png"):
                 path = folder / f"{name}.{kind}"
@@ -45,13 +44,18 @@ def _figures(measured: Sequence[Measurement], device: str) -> Iterator[tuple[str
     for operation, dtype in keys:
         ours = [one for one in measured if (one.problem.operation, SHORT[one.problem.dtype]) == (operation, dtype)]
         title = f"RMSNorm {operation}, {dtype}, {device}"
-        # Dense rows alone: a line joins problems that differ in one number.
-        large = [one for one in ours if not one.problem.case.few and one.problem.case.layout == "dense"]
+        large = [one for one in ours if _is_plain(one.problem.case)]
         if large:
             yield f"{operation}-{dtype}", _speed_over_hidden(large, title)
-        few = {hidden: group for hidden, group in _by_hidden(ours).items() if len(_rows(group)) > 1}
+        few = {hidden: group for hidden, group in _by_hidden(ours).items() if len(_rows(group)) > 2}
         if few:
             yield f"{operation}-{dtype}-few-rows", _time_over_rows(few, title)
+
+
+def _is_plain(case: Case) -> bool:
+    """A line joins problems that differ in one number."""
+    options = any(case.options.values()) or case.weight != "as x" or case.values != "normal"
+    return case.layout == "dense" and not case.few and not options
 
 
 def _speed_over_hidden(measured: Sequence[Measurement], title: str) -> Figure:
@@ -64,7 +68,7 @@ def _speed_over_hidden(measured: Sequence[Measurement], title: str) -> Figure:
         _line(axes, provider, points)
     _log2_axis(axes, sorted({one.problem.case.hidden for one in measured}), "hidden (elements a row)")
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("fraction of a copy's speed (bytes that must move / s)")
+    axes.set_ylabel("fraction of a copy's speed")
     axes.set_title(title, loc="left")
     _legend(figure, axes)
     return figure
@@ -81,7 +85,7 @@ def _time_over_rows(few: dict[int, list[Measurement]], title: str) -> Figure:
             points = sorted((one.problem.rows, one.time.median_us) for one in group if one.time is not None)
             _line(axes, provider, points)
         _log2_axis(axes, _rows(measured), f"rows of {hidden} elements")
-        axes.set_yscale("log")
+        axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_ylabel("time (µs)")
     panels[0].set_title(title, loc="left")
@@ -100,27 +104,34 @@ def _line(axes: Axes, provider: str, points: Sequence[tuple[float, float]]) -> N
     )  # fmt: skip
 
 
-def _log2_axis(axes: Axes, ticks: Sequence[int], label: str) -> None:
+def _log2_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """A tick at each value, but for those too near to the one before to be read."""
+    ticks: list[int] = []
+    for value in values:
+        if not ticks or value > 1.2 * ticks[-1]:
+            ticks.append(value)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.tick_params(axis="x", rotation=45)
+    for text in axes.get_xticklabels():
+        text.set(horizontalalignment="right", rotation_mode="anchor")
     axes.set_xlabel(label)
     axes.grid(alpha=0.3)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Beside the axes: over them it would hide lines."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    """Beside the axes, where it hides no line; ours, which is drawn last, first."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False)
 
 
 def _by_provider(measured: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     groups: dict[str, list[Measurement]] = {}
     for one in measured:
         groups.setdefault(one.provider, []).append(one)
-    # Ours last, over the others' lines.
-    return dict(sorted(groups.items(), key=lambda item: item[0] == OURS.name))
+    return dict(reversed(groups.items()))  # ours, which comes first, last: over the others' lines
 
 
 def _by_hidden(measured: Sequence[Measurement]) -> dict[int, list[Measurement]]:

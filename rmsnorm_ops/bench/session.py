@@ -33,7 +33,9 @@ def bench(arguments: Any) -> int:
     console.print(heading(versions), style="dim")
     for note in notes:
         console.print(note)
-    with nullcontext() if file is None else file.open("w", encoding="utf-8") as lines:
+    # Peers launch on the current device, whatever the tensors' is.
+    current = torch.cuda.device(plan.device) if plan.device.type == "cuda" else nullcontext()
+    with current, nullcontext() if file is None else file.open("w", encoding="utf-8") as lines:
         measured, hosts = _run(plan, console, lines, versions)
     if plots is not None:
         from rmsnorm_ops.bench.plots import draw
