@@ -9,12 +9,14 @@ import torch
 
 from rmsnorm_ops.bench import devices, host, problem, timing, traffic
 from rmsnorm_ops.bench.cases import CASES, SIZES, Case
+from rmsnorm_ops.bench.command import device_of
 from rmsnorm_ops.bench.measure import measure
 from rmsnorm_ops.bench.problem import Problem
-from rmsnorm_ops.bench.providers import ATEN, OURS
+from rmsnorm_ops.bench.providers import ATEN, OURS, inductor
 from tests.measurements import BF16, CPU, measurement, off_by_a_percent_of_a_row, provider, raising
 
 SMALL = Case("small", "", 4, 64)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BY_NAME = {case.name: case for case in (*CASES, *SIZES)}
 
 
@@ -102,6 +104,17 @@ def test_dy_is_not_shared_with_who_overwrites_it() -> None:
     assert bool(inputs.dy.isfinite().all())
 
 
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("operation", traffic.OPERATIONS)
+def test_operations_are_captured_and_timed_on_a_gpu(operation: str) -> None:
+    providers = [OURS, ATEN, inductor()]
+    sized = problem.sized(operation, BY_NAME["Llama 3.1 8B"], BF16, device_of("cuda"), providers=3, elements=2**24)
+    measured = measure(sized, providers, rounds=3)
+    assert [(one.provider, one.reason) for one in measured] == [(one.name, "") for one in providers]
+    assert all(one.fraction is not None and 0.05 < one.fraction < 1.5 for one in measured)
+
+
 # Sizes and bytes
 
 
@@ -129,6 +142,16 @@ def test_bytes_and_arithmetic_of_each_operation() -> None:
     assert moved["forward+backward"] == moved["forward"] + moved["backward"]
     assert traffic.intensity("forward", 60, 15) == 1
     assert set(traffic.FLOPS) == set(traffic.OPERATIONS)
+
+
+def test_another_seed_is_other_values_and_the_same_seed_the_same() -> None:
+    first, again, other = (problem.operands(asked("backward"), seed) for seed in (0, 0, 1))
+    assert first.dy is not None
+    assert again.dy is not None
+    assert other.dy is not None
+    assert torch.equal(first.dy, again.dy)
+    assert not torch.equal(first.dy, other.dy)
+    assert not torch.equal(first.dy, first.x)
 
 
 def test_ratios_are_of_bytes_by_time() -> None:

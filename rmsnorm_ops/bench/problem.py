@@ -82,7 +82,8 @@ def sized(
 def operands(problem: Problem, seed: int) -> Inputs:
     """The operands of ``problem``: other values, in other memory, for another seed."""
     made = cases.make(problem.case, dtype=problem.dtype, device=problem.device, seed=seed, rows=problem.rows)
-    other = torch.randn(made.x.shape, dtype=problem.dtype, device=problem.device)
     if problem.operation == "forward":
         return Inputs(*made, None, None)
+    generator = torch.Generator(problem.device).manual_seed(seed + 2**31)  # not x's values again
+    other = torch.randn(made.x.shape, dtype=problem.dtype, device=problem.device, generator=generator)
     return Inputs(*made, other, None) if problem.operation == "add_forward" else Inputs(*made, None, other)
