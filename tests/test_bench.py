@@ -240,3 +240,15 @@ def test_a_graph_holds_one_output_more_than_there_are_sets() -> None:
     assert len(captured) >= timing.MIN_GRAPH_CALLS
     assert len(set(captured)) == 4
     assert all(len(set(captured[i : i + 3])) == 3 for i in range(len(captured) - 2))
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_left_out() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    x, stream = torch.ones(2**20, device=device), torch.cuda.current_stream()
+    failed: dict[str, str] = {}
+    calls = {"waits": [lambda: float(x.sum())], "good": [lambda: x + 1]}
+    timed = timing.time_together(calls, device, rounds=2, failed=failed)
+    assert (set(timed), set(failed)) == ({"good"}, {"waits"})
+    assert torch.cuda.current_stream() == stream

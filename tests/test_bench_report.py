@@ -112,13 +112,13 @@ def test_host_times_are_against_aten() -> None:
 
 def drawn(folder: Path) -> list[Path]:
     measured = [measurement(name, 10.0 + i, case=case) for case in DEFAULT for i, name in enumerate(PROVIDERS)]
-    measured.append(measurement("fla", None, case=CASES[0], operation="backward", status="failed", reason="no"))
+    measured.append(measurement("fla", None, case=CASES[0], operation="forward+backward", status="failed", reason="no"))
     return plots.draw(measured, "some GPU", folder)
 
 
 def test_a_plot_is_written_as_svg_and_png(tmp_path: Path) -> None:
     names = [path.name for path in drawn(tmp_path)]
-    stems = ("forward-bf16", "forward-bf16-few-rows", "backward-bf16")
+    stems = ("forward-bf16", "forward-bf16-few-rows", "forward_backward-bf16")
     assert names == [f"{stem}.{kind}" for stem in stems for kind in ("svg", "png")]
     for path in tmp_path.iterdir():
         if path.suffix == ".png":

@@ -43,13 +43,14 @@ def _figures(measured: Sequence[Measurement], device: str) -> Iterator[tuple[str
     keys = dict.fromkeys((one.problem.operation, SHORT[one.problem.dtype]) for one in measured)
     for operation, dtype in keys:
         ours = [one for one in measured if (one.problem.operation, SHORT[one.problem.dtype]) == (operation, dtype)]
+        stem = f"{operation.replace('+', '_')}-{dtype}"
         title = f"RMSNorm {operation}, {dtype}, {device}"
         large = [one for one in ours if _is_plain(one.problem.case)]
         if large:
-            yield f"{operation}-{dtype}", _speed_over_hidden(large, title)
+            yield stem, _speed_over_hidden(large, title)
         few = {hidden: group for hidden, group in _by_hidden(ours).items() if len(_rows(group)) > 2}
         if few:
-            yield f"{operation}-{dtype}-few-rows", _time_over_rows(few, title)
+            yield f"{stem}-few-rows", _time_over_rows(few, title)
 
 
 def _is_plain(case: Case) -> bool:

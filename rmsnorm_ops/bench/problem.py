@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +72,8 @@ def sized(
     if elements is None:
         elements = GPU_ELEMENTS if device.type == "cuda" else CPU_ELEMENTS
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what the last problem left in torch's cache is free
+        with suppress(RuntimeError):  # after a capture that became invalid the allocator may refuse
+            torch.cuda.empty_cache()  # what the last problem left in torch's cache is free
         free, _ = torch.cuda.mem_get_info(device)
         while elements * dtype.itemsize * TENSORS_PER_PROVIDER * (1 + providers) > free:
             elements //= 2

@@ -130,8 +130,12 @@ def _captured(calls: Sequence[Call], passes: int) -> torch.cuda.CUDAGraph:
             call()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        _rotate(calls, passes)
+    current = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            _rotate(calls, passes)
+    finally:
+        torch.cuda.set_stream(current)  # which torch.cuda.graph does not where a call made the capture invalid
     return graph
 
 
