@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rmsnorm_ops.bench import host, report
+from rmsnorm_ops.bench import host, records, report
 from rmsnorm_ops.bench.cases import CASES, SIZES, Case
 from rmsnorm_ops.bench.console import WIDTH
 from rmsnorm_ops.bench.devices import Peak
@@ -47,6 +47,13 @@ def test_ours_against_the_copy_the_peak_and_the_best_peer() -> None:
     assert "forward on some GPU, bf16, 2^20 elements: fraction of the copy's speed" in lines
     assert any("1.00 FLOP a byte; the ridge is at 10 (10 TFLOP/s of fp32, 1000 GB/s" in line for line in lines)
     assert "bound by memory." in " ".join(lines)
+
+
+def test_a_line_has_the_fractions_of_the_copy_and_of_the_peak() -> None:
+    row = records.of_measurement(measurement("rmsnorm_ops", 10, case=LARGE, copy_us=8), PEAK, {"torch": "2"})
+    assert (row["bytes"], row["us"], row["copy_us"], row["fraction_of_copy"]) == (2**22, 10, 8, pytest.approx(0.8))
+    assert (row["fraction_of_peak"], row["ridge_flop_per_byte"]) == (pytest.approx(0.4194304), 10)
+    assert (row["flop_per_byte"], row["versions"]) == (1, {"torch": "2"})
 
 
 def test_arithmetic_bounds_where_the_ridge_is_low() -> None:
@@ -105,6 +112,8 @@ def test_host_times_are_against_aten() -> None:
     assert cells(lines, "rmsnorm_ops")[0][1:] == ["30.0", "×1.50"] * 3
     assert cells(lines, "fla")[0][1:] == ["–"] * 6
     assert lines[-1] == "–  fla does not run on cpu"
+    assert records.of_host(times[0], timing(20), {})["times_aten"] == 1.5
+    assert records.of_host(times[-1], timing(20), {})["times_aten"] is None
 
 
 # Drawings
