@@ -13,7 +13,7 @@ from rmsnorm_ops.bench import cases, timing, traffic
 from rmsnorm_ops.bench.cases import Case
 
 # Large enough that neither a start nor a tail shows; on a CPU, small enough for seconds.
-GPU_ELEMENTS, CPU_ELEMENTS = 2**28, 2**19
+GPU_ELEMENTS, CPU_ELEMENTS = 2**28, 2**20
 # On a CPU operands may be found in a cache: cold ones would cost minutes.
 CPU_SETS = 2
 # Room that one provider takes, in tensors of x's size: the outputs and temporaries of a call and of the next, twice over for
