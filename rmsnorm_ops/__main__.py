@@ -1,4 +1,4 @@
-"""The command line: ``python -m rmsnorm_ops check``."""
+"""The command line: ``python -m rmsnorm_ops check`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rmsnorm_ops import check
+from rmsnorm_ops import bench, check
 from rmsnorm_ops.version import __version__
+
+COMMANDS = {
+    "check": (check, "compare every implementation of this machine with an exact result, and time it on a GPU"),
+    "bench": (bench, "time the operators against a copy and against other implementations"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,10 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m rmsnorm_ops", description="RMSNorm for PyTorch as registered operators.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    help_text = "compare every implementation of this machine with an exact result, and time it on a GPU"
-    command = commands.add_parser("check", help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
-    check.add_arguments(command)
-    command.set_defaults(run=check.run)
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))
 
