@@ -120,11 +120,10 @@ def backward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     max_threads = min(512, limits.max_threads)
     resident = width <= max_threads * (16 if problem.fp64 else 32)
     split = _two_blocks(problem, max_threads) if resident and width > 2048 else None
-    head = 1024 if width <= 65536 else width // 32
-    if width > 8192 and split is None and head <= 8192 and _may_share(problem, head, limits):
+    if width > 8192 and split is None and _may_share(problem, 1024, limits):
         # The smaller the programs, the better they hide each other's waits: 32768 came to 0.74 of a copy's speed with slices of
         # 8192, 0.80 with 2048, 0.81 with 1024, and 0.36 streamed; 16384 to 0.81, and 0.76 resident.
-        return _shared(problem, limits, head, _Shape(1, head // 32, 8192 // head, 4))
+        return _shared(problem, limits, 1024, _Shape(1, 32, 8, 4))
     if not resident:
         return _streamed(problem, limits)
     if split is not None:
@@ -157,10 +156,9 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
 
 def _may_share(problem: RowProblem, head: int, limits: DeviceLimits) -> bool:
     """Whether programs may share a row in slices of ``head``: in fp32, where it can be read by 16 bytes (other rows spill), and
-    where a processor can hold its slice's sums."""
+    where all programs of one can run at once."""
     wide_loads = problem.hidden * problem.itemsize % 16 == 0
-    slices = -(-problem.hidden // head)
-    return limits.cooperative and not problem.fp64 and wide_loads and slices <= min(64, limits.processors)
+    return limits.cooperative and not problem.fp64 and wide_loads and problem.hidden <= head * min(256, 2 * limits.processors)
 
 
 def _shared(problem: RowProblem, limits: DeviceLimits, head: int, shape: _Shape) -> LaunchPlan:

@@ -31,7 +31,8 @@ class Prepared:
     hooks: Any = None
 
 
-EMPTY = -1  # kernels/exchange.py
+# Of kernels/shared.py and exchange.py: lines of slots a row, and what a slot holds at first.
+FORWARD_LINES, BACKWARD_LINES, EMPTY = 3, 5, -1
 HIP = torch.version.hip is not None
 # What torch.cuda's functions of the same names call once CUDA is initialised, as it is wherever there is a tensor.
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
@@ -63,11 +64,10 @@ def large(*tensors: Tensor | None) -> bool:
     return HIP and any(tensor is not None and tensor.untyped_storage().nbytes() >= 2**31 for tensor in tensors)
 
 
-def slots(plan: LaunchPlan, rows: Rows, sums: int) -> tuple[Tensor, ...]:
-    """What the programs that share a row publish their parts of its sums in, as an argument more of their kernel: kernels/
-    exchange.py."""
+def slots(plan: LaunchPlan, rows: Rows, lines: int) -> tuple[Tensor, ...]:
+    """What the programs that share a row publish their parts of its sums in: an argument more of their kernel."""
     assert rows.tensor is not None
-    return (torch.full((rows.n_rows, sums, plan.slots), EMPTY, dtype=torch.int32, device=rows.tensor.device),)
+    return (torch.full((rows.n_rows, lines, plan.slots), EMPTY, dtype=torch.int32, device=rows.tensor.device),)
 
 
 def launch(prepared: Prepared, x: int, y: int, arguments: tuple[Any, ...]) -> None:
