@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 HOLDS_COMPILED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 9)
 
 
+def options(prepared: Prepared) -> dict[str, Any]:
+    """What a kernel is compiled with, beyond its arguments."""
+    # Fusing a product and a sum is asked for, not left to a default that changes with triton 3.10: bits depend on it.
+    return {"num_warps": prepared.plan.warps, "enable_fp_fusion": True}
+
+
 def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
     """Triton's public launch. Specialises, compiles where needed, and returns the compiled kernel."""
-    # Fusing a product and a sum is asked for, not left to a default that changes with triton 3.10: bits depend on it.
-    return prepared.kernel[grid](*arguments, *prepared.constants, num_warps=prepared.plan.warps, enable_fp_fusion=True)
+    return prepared.kernel[grid](*arguments, *prepared.constants, **options(prepared))
 
 
 def held(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:

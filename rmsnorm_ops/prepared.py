@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -29,12 +30,17 @@ _HIP = torch.version.hip is not None
 
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 
+# Takes the launches on meta tensors, while inspect/ records them: (prepared, grid, arguments).
+RECORDED: ContextVar[list[tuple[Prepared, tuple[int, int], tuple[Any, ...]]]] = ContextVar("recorded launches")
+
 
 def prepared(key: tuple[Any, ...], build: Callable[[], Prepared]) -> Prepared:
     """What was built for ``key`` before, or is built now."""
     found = _prepared.get(key)
     if found is None:
-        found = _prepared[key] = build()
+        found = build()
+        if found.device.type != "meta":  # meta tensors stand for one GPU after another
+            _prepared[key] = found
     return found
 
 
@@ -56,6 +62,8 @@ def launch(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]
     index = prepared.device.index
     if prepared.device.type == "cpu":
         executors.interpreted(prepared, grid, arguments)
+    elif prepared.device.type == "meta":
+        RECORDED.get().append((prepared, grid, arguments))
     elif index == torch.cuda.current_device():
         executors.held(prepared, grid, arguments)
     else:

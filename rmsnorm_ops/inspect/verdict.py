@@ -1,0 +1,129 @@
+"""The library's promises of its kernels as rules over what was read, one a technique."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rmsnorm_ops.inspect.examine import Examined
+
+
+class Fault(NamedTuple):
+    """A rule that a kernel falls short of, and by how much."""
+
+    rule: str
+    finding: str
+
+
+class Rule(NamedTuple):
+    """``check`` returns what falls short, or nothing."""
+
+    name: str
+    technique: str
+    check: Callable[[Examined], str | None]
+
+
+# Kernels that read or write something besides rows, a few bytes at a time.
+_NARROW_STORES = {
+    "streamed_backward": "the two factors of a row's rstd",
+    "sum_partials": "dweight: 32 columns a program, from a sum over its threads",
+}
+_NARROW_LOADS = {"weight_gradient": "the two factors of each row's rstd"}
+_NORMS = ("resident_forward", "streamed_forward", "resident_backward", "streamed_backward")
+
+
+def _loads(examined: Examined) -> str | None:
+    loads = examined.instructions.loads
+    if not examined.aligned or not loads.narrow or (examined.kernel in _NARROW_LOADS and loads.narrow < loads.count):
+        return None
+    return f"{loads.narrow} of {loads.count} loads move fewer than 16 bytes"
+
+
+def _stores(examined: Examined) -> str | None:
+    stores = examined.instructions.stores
+    if not examined.aligned or not stores.narrow or examined.kernel in _NARROW_STORES:
+        return None
+    return f"{stores.narrow} of {stores.count} stores move fewer than 16 bytes"
+
+
+def _once(examined: Examined) -> str | None:
+    """Only of the kernel that loads nothing ahead: elsewhere the loads of a loop stand in the code more than once."""
+    if examined.kernel != "resident_forward" or not examined.aligned:
+        return None
+    plan, inputs = examined.plan, 2 if examined.operation == "add_forward" else 1
+    most = 0
+    for block in (plan.head, plan.tail):
+        row = block * examined.itemsize
+        # At least a 16-byte load a thread; the weight is the same for each row of a tile.
+        most += inputs * max(16, plan.rows * row // examined.threads) + max(16, row * plan.rows // examined.threads) if block else 0
+    found = examined.instructions.loads.bytes
+    return None if found <= most else f"{found} bytes are loaded by a thread whose part is {most}"
+
+
+def _compute(examined: Examined) -> str | None:
+    narrow = examined.narrow_arithmetic
+    return f"{len(narrow)} operations on 16-bit numbers" if narrow else None
+
+
+def _reduction(examined: Examined) -> str | None:
+    if examined.kernel not in _NORMS:
+        return None
+    if not examined.instructions.shuffles:
+        return "no shuffles"
+    # Forward keeps nothing in shared memory but a number a warp; backward loads ahead into it.
+    if examined.kernel.endswith("_forward") and examined.shared > 4096:
+        return f"{examined.shared} bytes of shared memory for a reduction"
+    return None
+
+
+def _rsqrt(examined: Examined) -> str | None:
+    expected = 1 if examined.kernel in _NORMS else 0
+    found = examined.ordinary.rsqrts
+    return None if found == expected else f"{found} rsqrts outside of the rescue branch, not {expected}"
+
+
+def _slow(examined: Examined) -> str | None:
+    slow = examined.ordinary.slow
+    return f"{', '.join(slow)} outside of the rescue branch" if slow else None
+
+
+def _spills(examined: Examined) -> str | None:
+    spilled = examined.resources.spilled
+    return f"{spilled} bytes a thread" if spilled else None
+
+
+def _limits(examined: Examined) -> str | None:
+    limits = examined.target.limits
+    if examined.threads > limits.max_threads:
+        return f"{examined.threads} threads, at most {limits.max_threads} launch"
+    if examined.shared > limits.shared_memory:
+        return f"{examined.shared} bytes of shared memory, a program has {limits.shared_memory}"
+    return None if examined.occupancy.programs else "a processor has too few registers for one program"
+
+
+def _persistent(examined: Examined) -> str | None:
+    resident = examined.occupancy.programs * examined.target.limits.processors
+    if examined.kernel != "resident_backward" or examined.plan.persistent <= resident:
+        return None
+    return f"{examined.plan.persistent} programs for {resident} places: some wait until others have done all their tiles"
+
+
+RULES = (
+    Rule("loads", "16-byte loads wherever rows start at multiples of 16 bytes", _loads),
+    Rule("stores", "16-byte stores likewise", _stores),
+    Rule("once", "a resident row is loaded once and kept in registers", _once),
+    Rule("compute", "arithmetic in fp32 or wider, whatever the dtype", _compute),
+    Rule("reduction", "shuffles in a warp, then a number a warp through shared memory", _reduction),
+    Rule("rsqrt", "one rsqrt a row outside of the rescue branch", _rsqrt),
+    Rule("slow", "no division and no square root outside of the rescue branch", _slow),
+    Rule("spills", "no register is spilled to memory", _spills),
+    Rule("limits", "threads, shared memory and registers within what a processor has", _limits),
+    Rule("resident", "persistent programs all run at once", _persistent),
+)
+
+
+def faults(examined: Examined) -> tuple[Fault, ...]:
+    """Every rule that the kernel falls short of."""
+    found = ((rule.name, rule.check(examined)) for rule in RULES)
+    return tuple(Fault(name, finding) for name, finding in found if finding is not None)
