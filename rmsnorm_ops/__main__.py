@@ -1,4 +1,4 @@
-"""The command line: ``python -m rmsnorm_ops check``."""
+"""The command line: ``python -m rmsnorm_ops check`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rmsnorm_ops import check
+from rmsnorm_ops import check, inspect
 from rmsnorm_ops.version import __version__
 
 
@@ -15,10 +15,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m rmsnorm_ops", description="RMSNorm for PyTorch as registered operators.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    help_text = "compare every implementation of this machine with an exact result, and time it on a GPU"
-    command = commands.add_parser("check", help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
-    check.add_arguments(command)
-    command.set_defaults(run=check.run)
+    for module, help_text in (
+        (check, "compare every implementation of this machine with an exact result, and time it on a GPU"),
+        (inspect, "compile the kernels for GPUs that need not be there, and report what the machine code shows"),
+    ):
+        name = module.__name__.rpartition(".")[2]
+        command = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))
 

@@ -18,10 +18,18 @@ def report(text: str) -> str:
     architecture = ptx.architecture(text)
     assembler = get_ptxas(int(re.sub(r"\D", "", architecture))).path
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
+        source, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text)
         # -lineinfo as in Triton's own call, so that it is the same assembly.
-        command = [assembler, "-lineinfo", "-v", f"--gpu-name={architecture}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        command = [
+            assembler,
+            "-lineinfo",
+            "-v",
+            f"--gpu-name={architecture}",
+            str(source),
+            "-o",
+            str(binary),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stderr
 

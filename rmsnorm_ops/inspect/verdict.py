@@ -51,12 +51,10 @@ def _once(examined: Examined) -> str | None:
     """Only of the kernel that loads nothing ahead: elsewhere the loads of a loop stand in the code more than once."""
     if examined.kernel != "resident_forward" or not examined.aligned:
         return None
-    plan, inputs = examined.plan, 2 if examined.operation == "add_forward" else 1
-    most = 0
-    for block in (plan.head, plan.tail):
-        row = block * examined.itemsize
-        # At least a 16-byte load a thread; the weight is the same for each row of a tile.
-        most += inputs * max(16, plan.rows * row // examined.threads) + max(16, row * plan.rows // examined.threads) if block else 0
+    plan, rows = examined.plan, 2 if examined.operation == "add_forward" else 1
+    # Each block of each row tensor and of the weight, which is the same for all rows of a tile: a 16-byte load at least.
+    blocks = [plan.rows * block * examined.itemsize for block in (plan.head, plan.tail) if block]
+    most = (rows + 1) * sum(max(16, block // examined.threads) for block in blocks)
     found = examined.instructions.loads.bytes
     return None if found <= most else f"{found} bytes are loaded by a thread whose part is {most}"
 
