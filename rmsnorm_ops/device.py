@@ -32,4 +32,5 @@ def _limits(device: torch.device) -> DeviceLimits:
         processors=properties.multi_processor_count,
         # ROCm reports no larger limit to opt in to.
         shared_memory=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
+        ahead="registers" if torch.version.hip else "shared memory",
     )

@@ -18,6 +18,8 @@ class DeviceLimits:
     max_threads: int  # of one program
     processors: int  # streaming multiprocessors, compute units
     shared_memory: int  # bytes a program may have
+    # Where Triton keeps the loads of the tiles ahead: its AMD backend, in registers.
+    ahead: Literal["shared memory", "registers"] = "shared memory"
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,16 @@ def backward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
 
 
 def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int, shape: _Shape) -> LaunchPlan:
-    """As many stages, of those asked for, as shared memory has buffers for: one fewer than stages, of a tile each."""
-    buffers = (limits.shared_memory - 1024) // (shape.rows * (head + tail) * problem.loaded)
+    """As many stages, of those asked for, as there is room for: one fewer tiles ahead."""
+    tile = shape.rows * (head + tail)
+    if limits.ahead == "registers":
+        # gfx942 and gfx1100 take 6.5 registers an element, and what a tile ahead has: one such tile stays within the 256 that
+        # every AMD thread has (rows of 16384 spilled from the second on), and each repeats the loop's code.
+        elements = tile // max(shape.threads, limits.warp_size)
+        taken = elements * (13 if problem.fp64 else 6.5)
+        buffers = 1 if taken + elements * problem.loaded / 4 <= 240 else 0
+    else:
+        buffers = (limits.shared_memory // shape.per_processor - 1024) // (tile * problem.loaded)
     return LaunchPlan(
         "resident",
         shape.rows,

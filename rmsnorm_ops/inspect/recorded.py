@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -21,6 +22,8 @@ from rmsnorm_ops import prepared as prepared_kernels
 from rmsnorm_ops.inspect.targets import Target
 from rmsnorm_ops.plan import LaunchPlan
 from rmsnorm_ops.prepared import Prepared
+
+INTERPRETING = "TRITON_INTERPRET is set, and what Triton interprets it does not compile: unset it"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Launch:
 
 def record(target: Target, call: Callable[[], object]) -> list[Launch]:
     """What ``call`` would launch on ``target``; its tensors must be meta tensors."""
+    if knobs.runtime.interpret:
+        raise RuntimeError(INTERPRETING)
 
     def recording() -> list[Launch]:
         device.ASSUMED.set(target.limits)

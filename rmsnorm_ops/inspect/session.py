@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from triton import knobs
 
-from rmsnorm_ops.inspect import report
+from rmsnorm_ops.inspect import recorded, report
 from rmsnorm_ops.inspect.examine import Examined, examine
 from rmsnorm_ops.inspect.operations import DTYPES, OPERATIONS
 from rmsnorm_ops.inspect.targets import TARGETS
@@ -48,7 +48,7 @@ def inspect(
     started = time.perf_counter()
     cases = chosen_cases(targets, operations, hidden, dtypes)
     if knobs.runtime.interpret:
-        raise CannotStart("TRITON_INTERPRET is set, and what Triton interprets it does not compile: unset it")
+        raise CannotStart(recorded.INTERPRETING)
     file = None if json_path is None else writable(json_path)
     folder = None if assembly_path is None else made(assembly_path)
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)

@@ -54,7 +54,7 @@ def _nvidia(name: str, part: str, *, sms: int, l2: int, warps: int, programs: in
 def _cdna(name: str, part: str, *, cus: int, l2: int, lds: int) -> Target:
     # [LLVM] 512 registers a lane of a SIMD, AGPRs included, all of which one wave may have; granule 8; 8 waves a SIMD.
     # [ROCm] wavefronts of 64; a work-group has at most 1024 work-items, and may have the whole LDS of its CU.
-    limits = DeviceLimits(warp_size=64, max_threads=1024, processors=cus, shared_memory=lds)
+    limits = DeviceLimits(warp_size=64, max_threads=1024, processors=cus, shared_memory=lds, ahead="registers")
     return Target(
         name, part, "hip", name, limits, registers=512, register_granule=8, max_registers=512,
         warps=8, programs=32, shared_memory=lds, reserved_memory=0, l2=l2,
@@ -64,7 +64,7 @@ def _cdna(name: str, part: str, *, cus: int, l2: int, lds: int) -> Target:
 def _rdna(name: str, part: str, *, wgps: int, l2: int) -> Target:
     # [LLVM] gfx1100, gfx1201: 1536 registers a lane of a SIMD (feature 1.5x VGPRs), 256 a wave; granule 24; 16 waves of 32.
     # [ROCm] 128 KiB of LDS a WGP, of which one work-group may have 64 KiB; at most 1024 work-items.
-    limits = DeviceLimits(warp_size=32, max_threads=1024, processors=wgps, shared_memory=64 * KIB)
+    limits = DeviceLimits(warp_size=32, max_threads=1024, processors=wgps, shared_memory=64 * KIB, ahead="registers")
     return Target(
         name, part, "hip", name, limits, registers=1536, register_granule=24, max_registers=256,
         warps=16, programs=64, shared_memory=128 * KIB, reserved_memory=0, l2=l2,

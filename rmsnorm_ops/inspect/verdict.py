@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from rmsnorm_ops.inspect.examine import Examined
+    from rmsnorm_ops.inspect.machine import Accesses
 
 
 class Fault(NamedTuple):
@@ -24,27 +25,34 @@ class Rule(NamedTuple):
     check: Callable[[Examined], str | None]
 
 
-# Kernels that read or write something besides rows, a few bytes at a time.
+_NORMS = ("resident_forward", "streamed_forward", "resident_backward", "streamed_backward")
+# What is no row, and is read or written a few bytes at a time.
+_NARROW_LOADS = {"weight_gradient": "the two factors of each row's rstd"}
 _NARROW_STORES = {
     "streamed_backward": "the two factors of a row's rstd",
     "sum_partials": "dweight: 32 columns a program, from a sum over its threads",
 }
-_NARROW_LOADS = {"weight_gradient": "the two factors of each row's rstd"}
-_NORMS = ("resident_forward", "streamed_forward", "resident_backward", "streamed_backward")
 
 
 def _loads(examined: Examined) -> str | None:
-    loads = examined.instructions.loads
-    if not examined.aligned or not loads.narrow or (examined.kernel in _NARROW_LOADS and loads.narrow < loads.count):
-        return None
-    return f"{loads.narrow} of {loads.count} loads move fewer than 16 bytes"
+    return None if examined.kernel in _NARROW_LOADS else _narrow(examined, examined.instructions.loads, "loads")
 
 
 def _stores(examined: Examined) -> str | None:
-    stores = examined.instructions.stores
-    if not examined.aligned or not stores.narrow or examined.kernel in _NARROW_STORES:
+    return None if examined.kernel in _NARROW_STORES else _narrow(examined, examined.instructions.stores, "stores")
+
+
+def _narrow(examined: Examined, accesses: Accesses, what: str) -> str | None:
+    if not examined.aligned or accesses.narrow <= _vectors(examined):
         return None
-    return f"{stores.narrow} of {stores.count} stores move fewer than 16 bytes"
+    return f"{accesses.narrow} of {accesses.count} {what} move fewer than 16 bytes"
+
+
+def _vectors(examined: Examined) -> int:
+    """The weight, or a program's dweight, of a tile of several short rows has fewer than 16 bytes for each thread: one access
+    of what there is, shared by all rows of the tile."""
+    plan = examined.plan
+    return int(plan.rows > 1 and plan.head * max(4, examined.itemsize) <= 16 * examined.threads)
 
 
 def _once(examined: Examined) -> str | None:
