@@ -53,7 +53,7 @@ VARIANTS = {"aligned": dense, "unaligned pointer": unaligned_pointer, "odd strid
 
 def forward(target: str, hidden: int, dtype: str = "bf16", weight: str | None = None, variant: str = "aligned") -> dict[str, Any]:
     """One forward, of x laid out as ``variant`` says and of a weight of its own dtype, if any."""
-    from rmsnorm_ops.inspect.examine import examined, row
+    from rmsnorm_ops.inspect.examination import examined, row
     from rmsnorm_ops.inspect.recorded import compiled, record
 
     x = VARIANTS[variant](hidden, operations.DTYPES[dtype])
@@ -71,7 +71,7 @@ def forward(target: str, hidden: int, dtype: str = "bf16", weight: str | None = 
 
 def case(target: str, operation: str, hidden: int, dtype: str) -> list[dict[str, Any]]:
     """The kernels of one operator."""
-    from rmsnorm_ops.inspect.examine import examine, row
+    from rmsnorm_ops.inspect.examination import examine, row
 
     return [
         row(kernel) | {"compilers_occupancy": gcn.occupancy(kernel.assembly) if kernel.target.amd else None}

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rmsnorm_ops.inspect.examine import Examined
+    from rmsnorm_ops.inspect.examination import Examined
 
 NEEDED = {  # package: what brings it
     "triton": "triton is for Linux: pip install triton",
@@ -23,9 +23,9 @@ def examine(target: str, operation: str, hidden: int = 4096, dtype: str = "bf16"
 
     Imports triton, which must not be in its interpreter's mode (TRITON_INTERPRET=1).
     """
-    from rmsnorm_ops.inspect import examine as examining
+    from rmsnorm_ops.inspect import examination
 
-    return examining.examine(target, operation, hidden, dtype)
+    return examination.examine(target, operation, hidden, dtype)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm_ops.inspect import verdict
-from rmsnorm_ops.inspect.examine import Examined, row
+from rmsnorm_ops.inspect.examination import Examined, row
 from rmsnorm_ops.inspect.machine import Accesses
 from rmsnorm_ops.inspect.targets import TARGETS
 from rmsnorm_ops.version import __version__

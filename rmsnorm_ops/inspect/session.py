@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from triton import knobs
 
 from rmsnorm_ops.inspect import recorded, report
-from rmsnorm_ops.inspect.examine import Examined, examine
+from rmsnorm_ops.inspect.examination import Examined, examine
 from rmsnorm_ops.inspect.operations import DTYPES, OPERATIONS
 from rmsnorm_ops.inspect.targets import TARGETS
 
@@ -47,10 +47,10 @@ def inspect(
     """Inspect every combination. Returns the exit status: 0, or 1 where a kernel falls short."""
     started = time.perf_counter()
     cases = chosen_cases(targets, operations, hidden, dtypes)
-    if knobs.runtime.interpret:
-        raise CannotStart(recorded.INTERPRETING)
     file = None if json_path is None else writable(json_path)
     folder = None if assembly_path is None else made(assembly_path)
+    if knobs.runtime.interpret:
+        raise CannotStart(recorded.INTERPRETING)
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     console.print(report.heading(), style="dim")
     found: list[Examined] = []

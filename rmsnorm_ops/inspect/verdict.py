@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from rmsnorm_ops.inspect.examine import Examined
+    from rmsnorm_ops.inspect.examination import Examined
     from rmsnorm_ops.inspect.machine import Accesses
 
 

@@ -1,0 +1,285 @@
+"""``python -m rmsnorm_ops inspect``: the promises hold on every target, and what it says and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+
+if sys.platform != "linux":
+    pytest.skip("needs Triton, which is for Linux", allow_module_level=True)
+
+from rmsnorm_ops import inspect, prepared
+from rmsnorm_ops.__main__ import main
+from rmsnorm_ops.inspect.operations import OPERATIONS
+from rmsnorm_ops.inspect.targets import TARGETS
+from tests.machine_code import compile_all
+from tests.processes import run_python
+
+Row = dict[str, Any]
+Case = tuple[str, str, int, str]
+Capture = pytest.CaptureFixture[str]
+
+GRID_TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")
+GRID_HIDDEN = (128, 1000, 2880, 4096, 8192, 16384, 65536)
+GRID: list[Case] = list(product(GRID_TARGETS, OPERATIONS, GRID_HIDDEN, ("bf16", "fp32")))
+# Each target with each dtype, each operator and each hidden size twice or more, each other target once.
+FEW: list[Case] = [
+    ("sm_80", "forward", 128, "bf16"),
+    ("sm_80", "add_backward_input", 2880, "fp32"),
+    ("sm_90", "backward", 4096, "bf16"),
+    ("sm_90", "forward", 65536, "fp32"),
+    ("sm_100", "add_forward", 8192, "fp32"),
+    ("sm_100", "backward_input", 1000, "bf16"),
+    ("gfx942", "add_backward", 16384, "bf16"),
+    ("gfx942", "backward", 65536, "fp32"),
+    ("gfx950", "backward_input", 16384, "fp32"),
+    ("gfx950", "add_backward", 128, "bf16"),
+    ("gfx1100", "add_backward_input", 1000, "bf16"),
+    ("gfx1100", "add_forward", 4096, "fp32"),
+    ("sm_89", "add_backward", 2880, "bf16"),
+    ("sm_120", "backward", 8192, "bf16"),
+    ("gfx90a", "add_forward", 4096, "bf16"),
+    ("gfx1201", "backward", 4096, "bf16"),
+]
+
+
+def label(case: Case) -> str:
+    return "-".join(map(str, case))
+
+
+def may_spill(row: Row) -> bool:
+    """Where a row, its gradient and what a thread sums fill the registers of an NVIDIA thread: no kernel without spills yet.
+
+    Measured there, the spilled bytes stay in the L1 cache.
+    """
+    nvidia = row["target"].startswith("sm_")
+    return (
+        nvidia
+        and ("backward" in row["kernel"] or row["kernel"] == "weight_gradient" or row["op"] == "add_forward")
+        and (row["hidden"] >= 8192 or row["op"] == "add_backward")
+    )
+
+
+def check(row: Row) -> None:
+    """The promises, from the numbers themselves, besides the rules of the package."""
+    target = TARGETS[row["target"]]
+    faults = {fault["rule"]: fault["finding"] for fault in row["faults"]}
+    if may_spill(row):
+        faults.pop("spills", None)
+    assert faults == {}, row
+    assert row["threads"] <= 1024
+    assert row["shared_bytes"] <= target.limits.shared_memory
+    assert row["registers"] <= target.max_registers
+    assert row["resident_programs"] >= 1
+    assert row["divides"] == 0
+    norm = row["kernel"].endswith(("_forward", "_backward"))
+    assert row["ordinary_rsqrts"] == norm
+    assert row["rsqrts"] >= 2 * norm, "one a row, and one in the rescue branch"
+    assert row["shuffles"] > 0 or not norm
+    if row["compilers_occupancy"] is not None:
+        granules = -(-row["registers"] // target.register_granule) * target.register_granule
+        assert min(target.warps, target.registers // granules) == row["compilers_occupancy"]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    return by_case(compile_all("cases", FEW, str(tmp_path_factory.mktemp("triton"))))
+
+
+def by_case(rows: list[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(label((row["target"], row["op"], row["hidden"], row["dtype"])), []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("case", FEW, ids=label)
+def test_the_promises_hold(case: Case, compiled: dict[str, list[Row]]) -> None:
+    for row in compiled[label(case)]:
+        check(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", GRID_TARGETS)
+def test_the_promises_hold_on_the_whole_grid(target: str, tmp_path: Path) -> None:
+    cases = [case for case in GRID if case[0] == target]
+    found = by_case(compile_all("cases", cases, str(tmp_path)))
+    assert list(found) == [label(case) for case in cases]
+    for rows in found.values():
+        for row in rows:
+            check(row)
+
+
+def test_a_backward_reports_each_of_its_kernels(compiled: dict[str, list[Row]]) -> None:
+    kernels = {name: [row["kernel"] for row in rows] for name, rows in compiled.items()}
+    assert kernels["sm_90-backward-4096-bf16"] == ["resident_backward", "sum_partials"]
+    assert kernels["gfx942-backward-65536-fp32"] == ["streamed_backward", "weight_gradient", "sum_partials"]
+    assert kernels["gfx950-backward_input-16384-fp32"] == ["resident_backward"]
+
+
+def test_every_operator_can_be_inspected() -> None:
+    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("rmsnorm::")}
+    assert names == set(OPERATIONS)
+
+
+def test_the_targets_are_told_apart_by_what_the_compiler_needs() -> None:
+    for name, target in TARGETS.items():
+        assert target.name == name
+        assert target.limits.warp_size == (64 if name.startswith("gfx9") else 32)
+        assert target.limits.max_threads == 1024
+        assert target.limits.shared_memory <= target.shared_memory
+        assert target.limits.ahead == ("registers" if target.amd else "shared memory")
+
+
+# The command
+
+
+def run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, after the statements ``before``, in an environment that decides nothing."""
+    program = f"import sys; {before}; from rmsnorm_ops.__main__ import main; sys.exit(main({list(arguments)!r}))"
+    environment = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "COLUMNS")}
+    command = [sys.executable, "-c", program] if before else [sys.executable, "-m", "rmsnorm_ops", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Row, Path]:
+    """The command with no arguments but those that write."""
+    folder = tmp_path_factory.mktemp("inspect")
+    done = run("inspect", "--json", str(folder / "inspect.json"), "--asm", str(folder / "asm"))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout, json.loads((folder / "inspect.json").read_text()), folder / "asm"
+
+
+def test_without_arguments_it_prints_a_table_a_target(whole: tuple[str, Row, Path]) -> None:
+    output, document, _ = whole
+    lines = output.splitlines()
+    assert lines[-1].startswith(f"ok: all {len(document['kernels'])} kernels keep every promise")
+    titles = [line.split(",")[0] for line in lines if ", bf16 (" in line]
+    assert titles == list(TARGETS)
+    assert max(map(len, lines)) <= 120
+    assert "…" not in output.replace("…, ", "")
+
+
+def test_what_it_writes(whole: tuple[str, Row, Path]) -> None:
+    _, document, folder = whole
+    assert document["ok"] is True
+    assert document["versions"]["torch"] == torch.__version__
+    assert "16-byte loads" in document["rules"]["loads"]
+    assert {(row["target"], row["op"]) for row in document["kernels"]} == set(
+        product(TARGETS, ("forward", "add_forward", "backward"))
+    )
+    assert len(list(folder.iterdir())) == len(document["kernels"])
+    assert ".amdgpu_metadata" in (folder / "gfx942-forward-4096-bf16-resident_forward.s").read_text()
+    assert ".target sm_90" in (folder / "sm_90-backward-4096-bf16-sum_partials.ptx").read_text()
+
+
+@pytest.fixture
+def pinned() -> Callable[..., str]:
+    triton = pytest.importorskip("triton")
+    if triton.__version__ != "3.6.0":
+        pytest.skip("pins what triton 3.6.0 makes of the kernels; needs that version")
+
+    def table(*arguments: str) -> str:
+        output = run("inspect", *arguments).stdout
+        lines = [line.rstrip() for line in output[output.index("\n\n") :].strip().splitlines()]
+        return "\n".join(line for line in lines if not line.startswith(("ok:", "─")))
+
+    return table
+
+
+def test_the_report_of_a_few(pinned: Callable[..., str]) -> None:
+    """After a change that is meant, EXPECTTEST_ACCEPT=1 rewrites it."""
+    targets = ("--target", "sm_90", "gfx942", "gfx1100")
+    found = pinned(*targets, "--hidden", "128", "5120", "--op", "forward", "backward")
+    assert_expected_inline(
+        found,
+        """\
+x""",
+    )
+
+
+def test_what_falls_short_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (
+        "from rmsnorm_ops.inspect import verdict;"
+        "verdict.RULES = (verdict.Rule('odd', 'never', lambda examined: '[bold]too odd[/bold]'),)"
+    )
+    done = run("inspect", "--target", "gfx942", "--op", "backward", before=before)
+    assert done.returncode == 1
+    assert "SHORT gfx942, backward, 4096, bf16: sum_partials: odd: [bold]too odd[/bold]" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("2 of 2 kernels fall short")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--target", "sm_42"], "--target must be one of sm_80, sm_89, sm_90, "),
+        (["--op", "forwards"], "--op must be one of forward, add_forward, backward, "),
+        (["--dtype", "fp8"], "--dtype must be one of bf16, fp16, fp32, fp64; got fp8"),
+        (["--hidden", "0"], "--hidden must be an integer from 1 to 1048576, got 0"),
+        (["--hidden", "4096", "-3"], "--hidden must be an integer from 1 to 1048576, got -3"),
+        (["--hidden", "x"], "--hidden must be an integer from 1 to 1048576, got x"),
+        (["--json", "/nonexistent/a.json"], "--json /nonexistent/a.json cannot be written: No such file"),
+        (["--asm", "/proc/nothing"], "--asm /proc/nothing cannot be made: "),
+    ],
+)
+def test_what_cannot_start_says_why(capsys: Capture, arguments: list[str], sentence: str) -> None:
+    assert main(["inspect", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("inspect cannot start: ")
+    assert sentence in output.err
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+
+
+def test_the_interpreter_does_not_compile(capsys: Capture) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a process in the interpreter's mode, which is for machines without a GPU")
+    assert main(["inspect"]) == 2
+    sentence = "TRITON_INTERPRET is set, and what Triton interprets it does not compile: unset it"
+    assert capsys.readouterr().err == f"inspect cannot start: {sentence}\n"
+    with pytest.raises(RuntimeError, match=sentence):
+        inspect.examine("sm_90", "forward")
+
+
+@pytest.mark.parametrize("package", inspect.NEEDED)
+def test_a_missing_package_is_named(package: str) -> None:
+    done = run("inspect", before=f"sys.modules[{package!r}] = None; import warnings; warnings.simplefilter('ignore')")
+    assert done.returncode == 2
+    assert done.stderr == f"inspect needs the package {package}: {inspect.NEEDED[package]}\n"
+
+
+def test_help_needs_no_package() -> None:
+    done = run("inspect", "--help", before="sys.modules['rich'] = sys.modules['triton'] = None")
+    assert done.returncode == 0
+    assert "--target GPU" in done.stdout
+
+
+def test_the_python_function_returns_records_and_leaves_nothing_behind() -> None:
+    code = """
+import sys
+from rmsnorm_ops import inspect, prepared
+assert "triton" not in sys.modules
+(kernel,) = inspect.examine("gfx942", "forward", hidden=1000, dtype="fp32")
+print(kernel.kernel, kernel.plan.strategy, kernel.threads, kernel.instructions.loads.wide_share, kernel.faults)
+assert prepared._prepared == {}, "a plan for an assumed device was kept"
+"""
+    assert run_python(code, TRITON_INTERPRET=None).strip() == "resident_forward resident 128 1.0 ()"
+
+
+def test_meta_tensors_launch_nothing_unless_recorded() -> None:
+    from rmsnorm_ops import launch
+
+    with pytest.raises(LookupError):
+        launch.forward(torch.empty(2, 8, device="meta"), None, 1e-6)
+    assert not [key for key in prepared._prepared if torch.device("meta") in key]
