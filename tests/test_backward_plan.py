@@ -113,7 +113,9 @@ def test_how_far_ahead_each_part_loads() -> None:
             problem = RowProblem(hidden, itemsize, False, itemsize * (2 + dsum))
             stages = [str(backward_plan(problem, TARGETS[part].limits).stages).rjust(7) for part in parts]
             lines.append(" ".join([f"{hidden:6} {itemsize == 4!s:>4.1} {bool(dsum)!s:>4.1}", *stages]))
-    assert_expected_inline("\n".join(lines), """\
+    assert_expected_inline(
+        "\n".join(lines),
+        """\
 hidden fp32 dsum   sm_80   sm_89   sm_90  sm_100  sm_120  gfx90a  gfx942  gfx950 gfx1100 gfx1201
    128    F    F       3       3       3       3       3       2       2       2       2       2
    128    F    T       3       3       3       3       3       2       2       2       2       2
@@ -154,4 +156,5 @@ hidden fp32 dsum   sm_80   sm_89   sm_90  sm_100  sm_120  gfx90a  gfx942  gfx950
  16384    F    F       3       2       3       3       2       2       2       2       2       2
  16384    F    T       2       2       3       3       2       1       1       1       1       1
  16384    T    F       2       1       2       2       1       1       1       1       1       1
- 16384    T    T       1       1       2       2       1       1       1       1       1       1""")
+ 16384    T    T       1       1       2       2       1       1       1       1       1       1""",
+    )

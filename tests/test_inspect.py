@@ -57,17 +57,14 @@ def label(case: Case) -> str:
     return "-".join(map(str, case))
 
 
-def may_spill(row: Row) -> bool:
-    """Where a row, its gradient and what a thread sums fill the registers of an NVIDIA thread: no kernel without spills yet.
+SPILLING = ("resident_backward", "streamed_backward", "weight_gradient", "streamed_forward")
 
-    Measured there, the spilled bytes stay in the L1 cache.
-    """
-    nvidia = row["target"].startswith("sm_")
-    return (
-        nvidia
-        and ("backward" in row["kernel"] or row["kernel"] == "weight_gradient" or row["op"] == "add_forward")
-        and (row["hidden"] >= 8192 or row["op"] == "add_backward")
-    )
+
+def may_spill(row: Row) -> bool:
+    """Known to fall short, on NVIDIA alone, and reported as such: wide rows but for the resident forward, and 8 bytes of one other."""
+    if row["target"] == "sm_100" and (row["op"], row["hidden"], row["dtype"]) == ("add_backward", 128, "fp32"):
+        return True
+    return row["target"].startswith("sm_") and row["kernel"] in SPILLING and row["hidden"] >= 8192
 
 
 def check(row: Row) -> None:

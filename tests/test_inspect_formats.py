@@ -190,6 +190,11 @@ def test_ttgir() -> None:
     assert ttgir.reduction_layouts(TTGIR) == ["tensor<2x4096xf32, #ttg.blocked<{sizePerThread = [1, 8], order = [1, 0]}>>"]
 
 
+def test_branches_are_found() -> None:
+    text = "a {\n  b\n  x = scf.if c -> (f32) {\n    d\n  } else {\n    e {\n    }\n  }\n  f\n  scf.if c {\n    g\n  }\n  h\n}"
+    assert [line.strip() for line in ttgir.without(text, "scf.if").splitlines()] == ["a {", "b", "f", "h", "}"]
+
+
 def test_a_kernel_without_a_loop_counts_what_stands_there() -> None:
     assert ttgir.ordinary("%e = math.rsqrt %mean : f32\n%f = math.rsqrt %mean : f32").rsqrts == 2
     assert ttgir.ordinary("scf.for %i = %a to %b {\n%x = arith.addf %y, %z\n}\n%e = math.rsqrt %mean : f32").rsqrts == 1

@@ -143,10 +143,3 @@ def test_a_held_kernel_is_kept_apart_for_tensors_of_2_gigabytes(hip: bool, monke
     assert not prepared.large(small, None, small)
     assert prepared.large(small, None, big) is hip
     assert prepared.large(big[:5]) is hip, "a kernel may be given any part of the storage"
-
-
-def test_the_branch_finder_finds_branches() -> None:
-    from tests.machine_code import outside_of_branches
-
-    text = "a {\n  b\n  x = scf.if c -> (f32) {\n    d\n  } else {\n    e {\n    }\n  }\n  f\n  scf.if c {\n    g\n  }\n  h\n}"
-    assert [line.strip() for line in outside_of_branches(text).splitlines() if len(line.strip()) == 1] == ["b", "f", "h", "}"]

@@ -80,8 +80,8 @@ TARGETS = {
         _nvidia("sm_80", "A100", sms=108, l2=40 * MIB, warps=16, programs=32, shared=164 * KIB),
         # NVIDIA Ada white paper: 128 SMs, 72 MB of L2 (L40S: 142 SMs, 96 MB).
         _nvidia("sm_89", "RTX 4090", sms=128, l2=72 * MIB, warps=12, programs=24, shared=100 * KIB),
-        # NVIDIA H100 white paper: 132 SMs and 50 MB of L2 in the SXM5 form; an H200 has the same.
-        _nvidia("sm_90", "H200", sms=132, l2=50 * MIB, warps=16, programs=32, shared=228 * KIB),
+        # The driver reports 132 SMs and 60 MB of L2 (H100 white paper: 132 in the SXM5 form, and 50 MB).
+        _nvidia("sm_90", "H200", sms=132, l2=60 * MIB, warps=16, programs=32, shared=228 * KIB),
         # Blackwell tuning guide: 126 MB of L2, shared memory as on Hopper. The driver reports 148 SMs.
         _nvidia("sm_100", "B200", sms=148, l2=126 * MIB, warps=16, programs=32, shared=228 * KIB),
         # NVIDIA RTX Blackwell white paper, and the driver: 170 SMs, 96 MB of L2.
