@@ -21,6 +21,17 @@ def row_sum(x):
 
 
 @triton.jit
+def row_magnitude(x):
+    """max|x| over the last axis, [ROWS]."""
+    x = tl.abs(x)
+    if x.shape[0] == 1:
+        # A scalar, as in row_sum. Triton 3.6 for AMD cannot convert the layout of a tensor of one element between blocks.
+        return tl.full([1], tl.max(tl.reshape(x, (x.shape[1],)), axis=0), x.dtype)
+    else:
+        return tl.max(x, axis=1)
+
+
+@triton.jit
 def fold(head, tail):
     """``head`` summed onto ``tail``, [ROWS, TAIL], so that one reduction across threads serves both blocks of a row."""
     return tl.sum(tl.reshape(head, (head.shape[0], head.shape[1] // tail.shape[1], tail.shape[1])), axis=1) + tail
