@@ -99,7 +99,7 @@ backward 128
  resident_backward 64x128 p1 s3         16    32    13  3 89%   69   9     4 0 1  128     0 65600 1 25% regs  ok
  sum_partials      64x32                 4    32     4   1 0%   10   4     0 0 0   40     0   512 12 75% regs ok
 backward 5120
- resident_backward 1x4096+1024 p1 s4     4    80    45     15   56  36     2 0 1  254     0 61456 2 12% regs  ok
+ resident_backward 1x4096+1024 p1 s4     4    80    45     15   42  30     2 0 1  253     0 61456 2 12% regs  ok
  sum_partials      64x32                 4    32     4   1 0%   10   4     0 0 0   40     0   512 12 75% regs ok
 
 gfx942, bf16 (MI300X: 304 CUs, 64 KiB of LDS each, warps of 64)
@@ -140,6 +140,21 @@ def test_what_falls_short_is_said() -> None:
     assert done.returncode == 1
     assert "SHORT gfx942, backward, 4096, bf16: sum_partials: odd: [bold]too odd[/bold]" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1].startswith("2 of 2 kernels fall short")
+
+
+def test_what_does_not_compile_is_said(tmp_path: Path) -> None:
+    before = (
+        "from rmsnorm_ops.inspect import recorded;"
+        "recorded.triton.compile = lambda *_, **__: exec('raise RuntimeError(\"no [bold]luck[/bold]\\\\nand more\")')"
+    )
+    file = tmp_path / "inspect.json"
+    done = run("inspect", "--target", "gfx942", "--op", "forward", "--json", str(file), before=before)
+    sentence = "gfx942, forward, 4096, bf16: resident_forward does not compile: no [bold]luck[/bold]"
+    assert done.returncode == 1, done.stderr
+    assert f"SHORT {sentence}" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("1 of 1 calls do not compile")
+    document = json.loads(file.read_text())
+    assert (document["ok"], document["failures"], document["kernels"]) == (False, [sentence], [])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.runtime.errors import TritonError
 from triton.runtime.jit import create_function_from_signature
 
 from rmsnorm_ops import device, executors
@@ -24,6 +25,10 @@ from rmsnorm_ops.plan import LaunchPlan
 from rmsnorm_ops.prepared import Prepared
 
 INTERPRETING = "TRITON_INTERPRET is set, and what Triton interprets it does not compile: unset it"
+
+
+class DoesNotCompile(RuntimeError):
+    """A kernel that Triton, or an assembler, gives up on."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,22 @@ def bound(launch: Launch, target: Target) -> tuple[dict[str, Any], list[tuple[st
 
 
 def compiled(launch: Launch, target: Target) -> Any:
-    """The kernel as Triton would compile it for this launch on ``target``: ``asm`` has every stage, ``metadata`` the rest."""
+    """The kernel as Triton would compile it for this launch on ``target``: ``asm`` has every stage, ``metadata`` the rest.
+
+    Raises DoesNotCompile.
+    """
     kernel, options = launch.prepared.kernel, executors.options(launch.prepared)
     arguments, specialisation = bound(launch, target)
     # The JIT's own step from what was bound to what is compiled: private, and the same from triton 3.6.0 to 3.9.0.
     _, signature, constexprs, attributes = kernel._pack_args(
         make_backend(_gpu(target)), dict(options), arguments, specialisation, None
     )
-    return triton.compile(ASTSource(kernel, signature, constexprs, attributes), target=_gpu(target), options=dict(options))
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    try:
+        return triton.compile(source, target=_gpu(target), options=dict(options))
+    except (RuntimeError, TritonError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DoesNotCompile(f"{launch.kernel} does not compile: {reason}") from error
 
 
 def _gpu(target: Target) -> GPUTarget:

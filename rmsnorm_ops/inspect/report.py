@@ -94,11 +94,12 @@ def _accesses(accesses: Accesses) -> str:
     return str(accesses.count) if share == 1 else f"{accesses.count} {share:.0%}"
 
 
-def document(found: Sequence[Examined]) -> dict[str, Any]:
-    """Everything, as JSON types."""
+def document(found: Sequence[Examined], failures: Sequence[str]) -> dict[str, Any]:
+    """Everything, as JSON types. ``failures``: a sentence for each operator that does not compile."""
     return {
         "versions": {"rmsnorm_ops": __version__, "torch": torch.__version__, "triton": triton.__version__},
-        "ok": not any(examined.faults for examined in found),
+        "ok": not failures and not any(examined.faults for examined in found),
+        "failures": list(failures),
         "rules": {rule.name: rule.technique for rule in verdict.RULES},
         "kernels": [row(examined) for examined in found],
     }

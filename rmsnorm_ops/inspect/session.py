@@ -54,16 +54,21 @@ def inspect(
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     console.print(report.heading(), style="dim")
     found: list[Examined] = []
+    failures: list[str] = []
     for case in _progress(cases):
-        kernels = examine(*case)
+        try:
+            kernels = examine(*case)
+        except recorded.DoesNotCompile as error:
+            failures.append(f"{', '.join(map(str, case))}: {error}")
+            continue
         found += kernels
         if folder is not None:
             keep(kernels, folder)
     for group in report.groups(found):
         console.print(*report.table(group), sep="\n")
     if file is not None:
-        file.write_text(json.dumps(report.document(found), indent=1, allow_nan=False) + "\n", "utf-8")
-    return _concluded(console, found, time.perf_counter() - started)
+        file.write_text(json.dumps(report.document(found, failures), indent=1, allow_nan=False) + "\n", "utf-8")
+    return _concluded(console, found, failures, len(cases), time.perf_counter() - started)
 
 
 def chosen_cases(
@@ -130,17 +135,23 @@ def _progress(cases: list[Case]) -> Iterable[Case]:
             progress.advance(task)
 
 
-def _concluded(console: Console, found: Sequence[Examined], seconds: float) -> int:
+def _concluded(console: Console, found: Sequence[Examined], failures: Sequence[str], calls: int, seconds: float) -> int:
     """Print what falls short and the verdict. Returns the exit status."""
     console.print()
-    short = 0
-    for kernel in found:
-        short += bool(kernel.faults)
-        for fault in kernel.faults:
-            where = f"{kernel.target.name}, {kernel.operation}, {kernel.hidden}, {kernel.dtype}: {kernel.kernel}"
-            console.print(f"[red]SHORT[/red] {escape(f'{where}: {fault.rule}: {fault.finding}')}")
+    short = [kernel for kernel in found if kernel.faults]
+    sentences = [
+        f"{kernel.target.name}, {kernel.operation}, {kernel.hidden}, {kernel.dtype}: "
+        f"{kernel.kernel}: {fault.rule}: {fault.finding}"
+        for kernel in short
+        for fault in kernel.faults
+    ]
+    for sentence in (*failures, *sentences):
+        console.print(f"[red]SHORT[/red] {escape(sentence)}")
+    if failures:
+        console.print(f"[bold red]{len(failures)} of {calls} calls do not compile ({seconds:.0f} s)[/bold red]")
     if short:
-        console.print(f"[bold red]{short} of {len(found)} kernels fall short ({seconds:.0f} s)[/bold red]")
+        console.print(f"[bold red]{len(short)} of {len(found)} kernels fall short ({seconds:.0f} s)[/bold red]")
+    if failures or short:
         return 1
     console.print(f"[bold green]ok: all {len(found)} kernels keep every promise ({seconds:.0f} s)[/bold green]")
     return 0
