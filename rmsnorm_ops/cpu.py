@@ -6,7 +6,8 @@ hidden, eps, weight and the options alone, not on the rows around it, on strides
 
 from __future__ import annotations
 
-from functools import lru_cache
+import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from rmsnorm_ops.contracts import check_forward, compute_dtype
 # Elements a block. A torch call costs 1 to 4 µs whatever it does, so blocks that fit the second-level cache lose more to calls
 # than they gain: 4096×4096 bf16 took one Zen 4 core 28 ms at 2¹⁷, 24 at 2¹⁹ and 2²⁰, 28 at 2²¹; two cores, 21, 16, 16, 16.
 BLOCK_ELEMENTS = 1 << 19
+# fp32 rows wider than this are folded to it, or less, in fp32 before fp64 takes over, which spares memory traffic.
+FOLDED_TO = 1 << 14
 # By compute type: the mean squares (eps included) that need no rescue, and the power of two that brings others nearer.
 ORDINARY = {torch.float32: (2.0**-100, 2.0**120, 2.0**90), torch.float64: (2.0**-900, 2.0**1000, 2.0**590)}
 
@@ -76,13 +79,18 @@ def _block(x: Tensor, weight: Tensor | None, eps: float, y: Tensor, scratch: Ten
         y.copy_(product)
 
 
-def _with_rstd(x: Tensor, eps: float, y: Tensor, scratch: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x and rstd, ``[rows, 1]``, in the compute type. In rows out of the ordinary range both are scaled by powers of two that
-    cancel in ``x · rstd``."""
+def _with_rstd(x: Tensor, eps: float, y: Tensor, scratch: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    """x in the compute type and rstd, ``[rows, 1]``, or of a single row its value. In rows out of the ordinary range both are
+    scaled by powers of two that cancel in ``x · rstd``."""
     total = _sum_of_squares(x, y, scratch)
-    eps_, hidden = _operands(eps, x.shape[1], x.dtype, total.dtype)
-    mean = torch.addcdiv(eps_, total, hidden)
+    eps = _rounded(eps, x.dtype)
     smallest, largest, up = ORDINARY[x.dtype]
+    if total.shape[0] == 1:
+        # The same two operations as below, a torch call each cheaper: half the time of a single row of 4096 was calls.
+        value = eps + total.item() / x.shape[1]
+        if smallest <= value <= largest:
+            return x, 1 / math.sqrt(value)
+    mean = (total.double() / x.shape[1]).add_(eps)
     low, high = torch.aminmax(mean)
     if low.item() >= smallest and high.item() <= largest:
         return x, _cast(mean.rsqrt_(), x.dtype)
@@ -90,23 +98,22 @@ def _with_rstd(x: Tensor, eps: float, y: Tensor, scratch: Tensor | None) -> tupl
     scale = torch.ones_like(mean).masked_fill_(mean < smallest, up).masked_fill_(mean > largest, 1 / up)
     total = _sum_of_squares(x * _cast(scale, x.dtype), y, None)
     # scale² may overflow where eps · scale² does not.
-    rstd = torch.addcdiv(eps_ * scale * scale, total, hidden).rsqrt_()
+    rstd = (total.double() / x.shape[1]).add_(eps * scale * scale).rsqrt_()
     # Scaled down as far as their squares need, huge rows would lose bits of small elements; 1/16 keeps rstd normal.
     x_scale = scale.clamp(min=1 / 16)
     return x * _cast(x_scale, x.dtype), _cast(rstd.mul_(scale / x_scale), x.dtype)
 
 
 def _sum_of_squares(x: Tensor, y: Tensor, scratch: Tensor | None) -> Tensor:
-    """Σx² of each row, ``[rows, 1]``, in the compute type for half types and in float64 for the others."""
-    if y.dtype is torch.float32:
-        # float32 sums of constant rows or rows with one spike were off by up to 14·2⁻²⁴, which costs y up to 7 ulp.
-        wide = x.double() if scratch is None else scratch[0].copy_(x)
-        squares = wide.mul_(wide)
-    elif y.dtype is torch.float64:
-        return _fold(torch.mul(x, x, out=y))
-    else:
-        squares = torch.mul(x, x, out=None if scratch is None else scratch[1])
-    return row_sum(squares)
+    """Σx² of each row, ``[rows, 1]``, in fp32 for half types and in fp64 for the others."""
+    if y.dtype is torch.float64:
+        return _fold(torch.mul(x, x, out=y), 1)
+    if y.dtype is not torch.float32:
+        return row_sum(torch.mul(x, x, out=None if scratch is None else scratch[1]))
+    # fp32 sums of constant rows or rows with one spike were off by up to 14·2⁻²⁴, which costs y up to 7 ulp.
+    terms = x if x.shape[1] <= FOLDED_TO else _fold(torch.mul(x, x, out=y), FOLDED_TO)
+    wide = terms.double() if scratch is None else scratch[0, :, : terms.shape[1]].copy_(terms)
+    return row_sum(wide.mul_(wide) if terms is x else wide)
 
 
 def row_sum(terms: Tensor) -> Tensor:
@@ -116,20 +123,18 @@ def row_sum(terms: Tensor) -> Tensor:
     return terms.expand(2, -1).sum(-1, keepdim=True)[:1] if lone else terms.sum(-1, keepdim=True)
 
 
-def _fold(terms: Tensor) -> Tensor:
-    """The sum of each row by halves, in place: float64 has no wider type to sum in, and this way an element takes part in
-    log2(hidden) additions, and a constant row sums almost exactly."""
-    while (columns := terms.shape[1]) > 1:
+def _fold(terms: Tensor, most: int) -> Tensor:
+    """``terms`` folded by halves, in place, until ``most`` columns or fewer are left: an element takes part in one addition
+    a fold, and a row of one value sums almost exactly."""
+    while (columns := terms.shape[1]) > most:
         terms[:, : columns // 2].add_(terms[:, columns - columns // 2 :])
         terms = terms[:, : columns - columns // 2]
     return terms
 
 
-@lru_cache
-def _operands(eps: float, hidden: int, compute: torch.dtype, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """eps rounded to the compute type, and hidden, as tensors of ``dtype``. Kept: making them takes a tenth of a single row."""
-    rounded = torch.full((1, 1), eps, dtype=torch.float64, device="cpu").to(compute)
-    return rounded.to(dtype), torch.full((1, 1), hidden, dtype=dtype, device="cpu")
+def _rounded(eps: float, compute: torch.dtype) -> float:
+    """eps as the compute type has it."""
+    return eps if compute is torch.float64 else ctypes.c_float(eps).value
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,16 +28,16 @@ def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -
 
 def held(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
     """Launch the compiled kernel itself: ``prepared`` already stands for all that the public launch would look up again."""
-    compiled = prepared.compiled
-    if compiled is None or knobs.runtime.launch_enter_hook.calls:  # a profiler's hooks want the public launch
+    run = prepared.run
+    if run is None or knobs.runtime.launch_enter_hook.calls:  # a profiler's hooks want the public launch
         compiled = jit(prepared, grid, arguments)
         if HOLDS_COMPILED:
-            prepared.compiled = compiled
+            prepared.function, prepared.metadata = compiled.function, compiled.packed_metadata
+            prepared.run = compiled.run  # last: from here on another thread may launch it
         return
     stream = torch._C._cuda_getCurrentRawStream(prepared.device.index)
-    compiled.run(
-        *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
-        *arguments, *prepared.constants,
+    run(
+        *grid, 1, stream, prepared.function, prepared.metadata, None, None, None, *arguments, *prepared.constants,
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rmsnorm_ops import ops  # noqa: F401  (registers them)
+from rmsnorm_ops import ops
+from rmsnorm_ops.autograd import eager
 from rmsnorm_ops.contracts import default_eps
 
 
@@ -43,7 +44,9 @@ def rms_norm(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467).
     """
     weight = _weight(weight)
-    return torch.ops.rmsnorm.forward.default(x, weight, _eps(eps, x.dtype), **_options(weight_offset, round_before_weight))
+    operator = ops.forward if eager(x) else torch.ops.rmsnorm.forward.default
+    y: Tensor = operator(x, weight, _eps(eps, x.dtype), **_options(weight_offset, round_before_weight))
+    return y
 
 
 class AddRMSNormResult(NamedTuple):
@@ -82,9 +85,8 @@ def add_rms_norm(
     """
     weight = _weight(weight)
     eps = _eps(eps, torch.promote_types(x.dtype, residual.dtype))
-    return AddRMSNormResult(
-        *torch.ops.rmsnorm.add_forward.default(x, residual, weight, eps, **_options(weight_offset, round_before_weight))
-    )
+    operator = ops.add_forward if eager(x) else torch.ops.rmsnorm.add_forward.default
+    return AddRMSNormResult(*operator(x, residual, weight, eps, **_options(weight_offset, round_before_weight)))
 
 
 def _weight(weight: Tensor | None) -> Tensor | None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from rmsnorm_ops import device
 from rmsnorm_ops.contracts import check_add_forward, check_forward
 from rmsnorm_ops.plan import LaunchPlan, forward_plan
-from rmsnorm_ops.prepared import Prepared, kernel, large, launch, prepared
-from rmsnorm_ops.rows import ABSENT, aligned, dtype_of, problem_of, rows_of
+from rmsnorm_ops.prepared import Prepared, find, keep, kernel, large, launch
+from rmsnorm_ops.rows import ABSENT, Facts, aligned, dtype_of, problem_of, rows_of
 
 
 def forward(
@@ -59,31 +59,42 @@ def _forward(
     round_before_weight: bool,
     plan: LaunchPlan | None,
 ) -> Any:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    residual_out = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    residual_out = None if residual is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y, residual_out
     x_rows = rows_of(x)
     residual_rows = ABSENT if residual is None else rows_of(residual)
     weight = aligned(weight)
-
-    def build() -> Prepared:
-        problem = problem_of(x, residual)
-        chosen = plan or forward_plan(problem, device.limits(x.device))
-        constants = (
-            problem.hidden, problem.fp64, weight_offset, round_before_weight, x_rows.align, x_rows.folded,
-            residual_rows.align, residual_rows.folded, chosen.rows, chosen.head, chosen.tail,
-        )  # fmt: skip
-        return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device)
-
     key = (
         "forward", x.shape[-1], x.dtype, dtype_of(residual), dtype_of(weight), x_rows.facts, residual_rows.facts,
         weight_offset, round_before_weight, x.device, plan, large(x_rows.tensor, residual_rows.tensor, y, residual_out),
     )  # fmt: skip
-    found = prepared(key, build)
+    found = find(key) or keep(
+        key, _prepare(x, residual, x_rows.facts, residual_rows.facts, weight_offset, round_before_weight, plan)
+    )
     arguments = (
         x_rows.tensor, residual_rows.tensor, weight, y, residual_out, eps, x_rows.n_rows,
         *x_rows.strides, *residual_rows.strides,
     )  # fmt: skip
     launch(found, (found.plan.programs(x_rows.n_rows), 1), arguments)
     return y, residual_out
+
+
+def _prepare(
+    x: Tensor,
+    residual: Tensor | None,
+    x_facts: Facts,
+    residual_facts: Facts,
+    weight_offset: float,
+    round_before_weight: bool,
+    plan: LaunchPlan | None,
+) -> Prepared:
+    """The kernel for rows like these, planned."""
+    problem = problem_of(x, residual)
+    chosen = plan or forward_plan(problem, device.limits(x.device))
+    constants = (
+        problem.hidden, problem.fp64, weight_offset, round_before_weight, x_facts.align, x_facts.folded,
+        residual_facts.align, residual_facts.folded, chosen.rows, chosen.head, chosen.tail,
+    )  # fmt: skip
+    return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device)

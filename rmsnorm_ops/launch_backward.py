@@ -13,8 +13,8 @@ from torch import Tensor
 from rmsnorm_ops import device
 from rmsnorm_ops.contracts import check_backward, compute_dtype
 from rmsnorm_ops.plan import LaunchPlan, backward_plan, partial_sum_plan, weight_gradient_plan
-from rmsnorm_ops.prepared import Prepared, kernel, large, launch, prepared
-from rmsnorm_ops.rows import ABSENT, Rows, aligned, dtype_of, problem_of, rows_of
+from rmsnorm_ops.prepared import Prepared, find, keep, kernel, large, launch
+from rmsnorm_ops.rows import ABSENT, Facts, Rows, aligned, dtype_of, problem_of, rows_of
 
 
 def backward(
@@ -54,8 +54,8 @@ def add_backward(
     plan: LaunchPlan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dx, dresidual, dweight) of the fused add; dresidual is empty where dx has its dtype and serves both."""
-    result: tuple[Tensor, Tensor, Tensor] = _backward(dy, dsum, residual_out, weight, eps, weight_offset, dx_dtype, True, plan)
-    return result
+    dx, dresidual, dweight = _backward(dy, dsum, residual_out, weight, eps, weight_offset, dx_dtype, True, plan)
+    return dx, dx.new_empty(0) if dresidual is None else dresidual, dweight
 
 
 def add_backward_input(
@@ -71,7 +71,7 @@ def add_backward_input(
 ) -> tuple[Tensor, Tensor]:
     """(dx, dresidual) of the fused add, for a weight that is frozen or absent."""
     dx, dresidual, _ = _backward(dy, dsum, residual_out, weight, eps, weight_offset, dx_dtype, False, plan)
-    return dx, dresidual
+    return dx, dx.new_empty(0) if dresidual is None else dresidual
 
 
 def _backward(
@@ -86,40 +86,30 @@ def _backward(
     plan: LaunchPlan | None,
 ) -> Any:
     check_backward(dy, x, weight, eps, weight_offset, dsum, dx_dtype)
-    dx = torch.empty(x.shape, dtype=dx_dtype or x.dtype, device=x.device)
-    dresidual = torch.empty(0 if dx.dtype is x.dtype else x.shape, dtype=x.dtype, device=x.device)
-    dweight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device) if weight_grad and weight is not None else None
+    dx = torch.empty_like(x, dtype=dx_dtype, memory_format=torch.contiguous_format)
+    # dx serves residual too where their dtypes agree, and wherever there was no sum.
+    dresidual = None if dx.dtype is x.dtype else torch.empty_like(x, memory_format=torch.contiguous_format)
+    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format) if weight_grad and weight is not None else None
     if x.numel() == 0:
         return dx, dresidual, None if dweight is None else dweight.zero_()
     dy_rows, x_rows = rows_of(dy), rows_of(x)
     dsum_rows = ABSENT if dsum is None else rows_of(dsum)
     weight = aligned(weight)
-
-    def build() -> Prepared:
-        loaded = dy.element_size() + x.element_size() + (0 if dsum is None else dsum.element_size())
-        problem = problem_of(x, dx, loaded)
-        chosen = plan or backward_plan(problem, device.limits(x.device))
-        constants = (
-            problem.hidden, problem.fp64, weight_offset, dy_rows.align, dy_rows.folded, x_rows.align, x_rows.folded,
-            dsum_rows.align, dsum_rows.folded, chosen.rows, chosen.head, chosen.tail, chosen.stages,
-        )  # fmt: skip
-        return Prepared(kernel("backward", f"{chosen.strategy}_backward"), chosen, constants, x.device)
-
+    facts = (dy_rows.facts, x_rows.facts, dsum_rows.facts)
     key = (
-        "backward", x.shape[-1], dy.dtype, x.dtype, dtype_of(dsum), dtype_of(weight), dx.dtype, dy_rows.facts, x_rows.facts,
-        dsum_rows.facts, weight_offset, dweight is None, x.device, plan,
-        large(dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, dx, dresidual),
+        "backward", x.shape[-1], dy.dtype, x.dtype, dtype_of(dsum), dtype_of(weight), dx.dtype, facts, weight_offset,
+        dweight is None, x.device, plan, large(dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, dx, dresidual),
     )  # fmt: skip
-    found = prepared(key, build)
+    found = find(key) or keep(key, _prepare(dy, dsum, x, dx, facts, weight_offset, plan))
     programs = found.plan.programs(x_rows.n_rows)
     scratch = None
     if dweight is not None:
         # resident: a partial dweight a program. streamed: the two factors of each row's rstd.
         shape = (programs, x.shape[-1]) if found.plan.strategy == "resident" else (x_rows.n_rows, 2)
-        scratch = torch.empty(shape, dtype=compute_dtype(x.dtype, dx.dtype), device=x.device)
+        scratch = x.new_empty(shape, dtype=compute_dtype(x.dtype, dx.dtype))
     arguments = (
-        dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual if dresidual.numel() else None, scratch, eps,
-        x_rows.n_rows, *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,
+        dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual, scratch, eps, x_rows.n_rows,
+        *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,
     )  # fmt: skip
     launch(found, (programs, 1), arguments)
     if dweight is not None and scratch is not None:
@@ -129,29 +119,40 @@ def _backward(
     return dx, dresidual, dweight
 
 
+def _prepare(
+    dy: Tensor,
+    dsum: Tensor | None,
+    x: Tensor,
+    dx: Tensor,
+    facts: tuple[Facts, Facts, Facts],
+    weight_offset: float,
+    plan: LaunchPlan | None,
+) -> Prepared:
+    """The kernel for rows like these, planned."""
+    loaded = dy.element_size() + x.element_size() + (0 if dsum is None else dsum.element_size())
+    problem = problem_of(x, dx, loaded)
+    chosen = plan or backward_plan(problem, device.limits(x.device))
+    constants = (
+        problem.hidden, problem.fp64, weight_offset, *(fact for each in facts for fact in each[:2]),
+        chosen.rows, chosen.head, chosen.tail, chosen.stages,
+    )  # fmt: skip
+    return Prepared(kernel("backward", f"{chosen.strategy}_backward"), chosen, constants, x.device)
+
+
 def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tensor:
     """Partial sums of dweight [programs, hidden] from rows too wide to keep them beside the row."""
     fp64, where = row_scales.dtype is torch.float64, row_scales.device
-
-    def build() -> Prepared:
-        chosen = weight_gradient_plan(hidden, device.limits(where))
-        constants = (hidden, fp64, dy.align, dy.folded, x.align, x.folded, chosen.rows, chosen.head)
-        return Prepared(kernel("backward", "weight_gradient"), chosen, constants, where)
-
     key = (
-        "weight_gradient",
-        hidden,
-        dtype_of(dy.tensor),
-        dtype_of(x.tensor),
-        fp64,
-        dy.facts,
-        x.facts,
-        where,
+        "weight_gradient", hidden, dtype_of(dy.tensor), dtype_of(x.tensor), fp64, dy.facts, x.facts, where,
         large(dy.tensor, x.tensor),
-    )
-    found = prepared(key, build)
+    )  # fmt: skip
+    found = find(key)
+    if found is None:
+        chosen = weight_gradient_plan(hidden, device.limits(where))
+        constants = (hidden, fp64, *dy.facts[:2], *x.facts[:2], chosen.rows, chosen.head)
+        found = keep(key, Prepared(kernel("backward", "weight_gradient"), chosen, constants, where))
     programs = found.plan.programs(x.n_rows)
-    partials = torch.empty((programs, hidden), dtype=row_scales.dtype, device=where)
+    partials = row_scales.new_empty((programs, hidden))
     launch(
         found, (-(-hidden // found.plan.head), programs),
         (dy.tensor, x.tensor, row_scales, partials, x.n_rows, *dy.strides, *x.strides),
@@ -162,10 +163,10 @@ def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tens
 def _sum_partials(partials: Tensor, dweight: Tensor) -> None:
     """dweight = partials summed over the programs in a fixed order, rounded once."""
     hidden = dweight.shape[0]
-
-    def build() -> Prepared:
+    key = ("sum_partials", hidden, partials.dtype, dweight.dtype, dweight.device)
+    found = find(key)
+    if found is None:
         chosen = partial_sum_plan(hidden)
-        return Prepared(kernel("backward", "sum_partials"), chosen, (hidden, chosen.rows, chosen.head), dweight.device)
-
-    found = prepared(("sum_partials", hidden, partials.dtype, dweight.dtype, dweight.device), build)
+        constants = (hidden, chosen.rows, chosen.head)
+        found = keep(key, Prepared(kernel("backward", "sum_partials"), chosen, constants, dweight.device))
     launch(found, (-(-hidden // found.plan.head), 1), (partials, dweight, partials.shape[0]))

@@ -28,15 +28,15 @@ def _register(
     body: Callable[..., Any],
     fake: Callable[..., Any],
     function: type[torch.autograd.Function] | None = None,
-) -> None:
-    """One operator: its kernels by device, its fake, its gradients."""
+) -> Callable[..., Any]:
+    """One operator: its kernels by device, its fake, its gradients. Returns its Autograd kernel, the first that runs."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=_TAGS)
     _library.impl(name, cpu, "CPU")
     _library.impl(name, triton, "CUDA")  # ROCm devices too
     _library.impl(name, body, "CompositeExplicitAutograd")  # devices without Triton
     torch.library.register_fake(f"rmsnorm::{name}", fake, lib=_library)
-    autograd.attach(_library, name, tensors=tensors, body=body, function=function)
+    return autograd.attach(_library, name, tensors=tensors, body=body, function=function)
 
 
 def _dense(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -95,7 +95,7 @@ def _fake_add_backward(
     return *_fake_add_backward_input(dy, dsum, residual_out, weight, eps, **options), _dense(weight)
 
 
-_register(
+forward = _register(
     "forward(Tensor x, Tensor? weight, float eps, *, float weight_offset=0., bool round_before_weight=False) -> Tensor",
     tensors=2,
     cpu=cpu.forward,
@@ -104,7 +104,7 @@ _register(
     fake=_fake_forward,
     function=autograd.RMSNorm,
 )
-_register(
+add_forward = _register(
     "add_forward(Tensor x, Tensor residual, Tensor? weight, float eps, *, float weight_offset=0.,"
     " bool round_before_weight=False) -> (Tensor y, Tensor residual_out)",
     tensors=3,

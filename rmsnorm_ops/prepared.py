@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,31 +24,38 @@ class Prepared:
     plan: LaunchPlan
     constants: tuple[Any, ...]
     device: torch.device
-    compiled: Any = field(default=None)  # held after the first launch
+    # Held after the first launch: the compiled kernel's own launch, its function and its metadata.
+    run: Callable[..., Any] | None = None
+    function: Any = None
+    metadata: Any = None
 
 
 _HIP = torch.version.hip is not None
 
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 
+find = _prepared.get
+
 # Takes the launches on meta tensors, while inspect/ records them: (prepared, grid, arguments).
 RECORDED: ContextVar[list[tuple[Prepared, tuple[int, int], tuple[Any, ...]]]] = ContextVar("recorded launches")
 
 
-def prepared(key: tuple[Any, ...], build: Callable[[], Prepared]) -> Prepared:
-    """What was built for ``key`` before, or is built now."""
-    found = _prepared.get(key)
-    if found is None:
-        found = build()
-        if found.device.type != "meta":  # meta tensors stand for one GPU after another
-            _prepared[key] = found
-    return found
+def keep(key: tuple[Any, ...], made: Prepared) -> Prepared:
+    """The kernel for ``key``: what another thread has kept meanwhile, else ``made``."""
+    if made.device.type == "meta":  # which stands for one GPU after another
+        return made
+    return _prepared.setdefault(key, made)
 
 
 @cache
 def kernel(module: str, name: str) -> Any:
     """A Triton kernel by name. Triton is imported here, at the first launch, not with the package."""
     return getattr(import_module(f"rmsnorm_ops.kernels.{module}"), name)
+
+
+@cache
+def _executors() -> ModuleType:
+    return import_module("rmsnorm_ops.executors")
 
 
 def large(*tensors: Tensor | None) -> bool:
@@ -57,15 +65,13 @@ def large(*tensors: Tensor | None) -> bool:
 
 def launch(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
     """Run on the tensors' own device, whichever is current."""
-    from rmsnorm_ops import executors
-
-    index = prepared.device.index
-    if prepared.device.type == "cpu":
-        executors.interpreted(prepared, grid, arguments)
-    elif prepared.device.type == "meta":
+    kind, index = prepared.device.type, prepared.device.index
+    if kind == "cpu":
+        _executors().interpreted(prepared, grid, arguments)
+    elif kind == "meta":
         RECORDED.get().append((prepared, grid, arguments))
-    elif index == torch.cuda.current_device():
-        executors.held(prepared, grid, arguments)
+    elif index == torch._C._cuda_getDevice():
+        _executors().held(prepared, grid, arguments)
     else:
         with torch.cuda.device(index):
-            executors.held(prepared, grid, arguments)
+            _executors().held(prepared, grid, arguments)

@@ -12,26 +12,25 @@ from rmsnorm_ops.plan import RowProblem
 VECTOR_BYTES = 16  # of the widest load of a thread
 
 
-class Rows(NamedTuple):
-    """Row i starts at (i // inner_rows) · outer_stride + (i % inner_rows) · inner_stride, in units of ``align`` elements.
+class Facts(NamedTuple):
+    """Of a tensor's rows, what a kernel is compiled for."""
 
-    ``folded`` is False where one stride reaches every row; the outer one is then not used.
-    """
+    align: int  # elements that strides are multiples of
+    folded: bool  # two strides are needed to reach every row
+    aligned_pointer: bool
+
+
+class Rows(NamedTuple):
+    """Row i starts at (i // inner_rows) · outer_stride + (i % inner_rows) · inner_stride, in units of ``facts.align``
+    elements; where rows are not ``folded``, one stride reaches each and the outer one is not used."""
 
     tensor: Tensor | None
     n_rows: int
     strides: tuple[int, int, int]  # inner_rows, outer_stride, inner_stride
-    align: int
-    folded: bool
-    aligned_pointer: bool
-
-    @property
-    def facts(self) -> tuple[int, bool, bool]:
-        """What a kernel is compiled for."""
-        return self.align, self.folded, self.aligned_pointer
+    facts: Facts
 
 
-ABSENT = Rows(None, 0, (1, 0, 0), align=1, folded=False, aligned_pointer=True)
+ABSENT = Rows(None, 0, (1, 0, 0), Facts(align=1, folded=False, aligned_pointer=True))
 
 
 def rows_of(tensor: Tensor) -> Rows:
@@ -39,21 +38,22 @@ def rows_of(tensor: Tensor) -> Rows:
     a dense tensor, a slice of a fused projection, transposed heads of one sequence, an expanded gradient.
     Anything else is copied once."""
     hidden = tensor.shape[-1]
-    if tensor.is_contiguous():
-        leading = [(tensor.numel() // hidden, hidden)]
-    else:
+    outer, outer_stride, inner, inner_stride = 1, 0, tensor.numel() // hidden, hidden
+    if not tensor.is_contiguous():
         leading = _collapsed(tensor.shape[:-1], tensor.stride()[:-1])
         if len(leading) > 2 or (tensor.stride(-1) != 1 and hidden > 1):
             tensor = tensor.contiguous()
-            leading = [(tensor.numel() // hidden, hidden)]
-    (outer, outer_stride), (inner, inner_stride) = leading if len(leading) == 2 else ((1, 0), leading[0])
+        else:
+            inner, inner_stride = leading[-1]
+            if len(leading) == 2:
+                outer, outer_stride = leading[0]
     aligned_pointer = tensor.data_ptr() % VECTOR_BYTES == 0
     align = VECTOR_BYTES // tensor.element_size()
     # Nor may x promise more than y, whose rows lie hidden apart: the compiler would lay out, and sum, such a row otherwise.
     if not aligned_pointer or outer_stride % align or inner_stride % align or hidden % align:
         align = 1
     strides = (inner, outer_stride // align, inner_stride // align)
-    return Rows(tensor, outer * inner, strides, align, outer > 1, aligned_pointer)
+    return Rows(tensor, outer * inner, strides, Facts(align, outer > 1, aligned_pointer))
 
 
 def _collapsed(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -127,7 +127,7 @@ def test_any_layout_has_the_bits_of_its_dense_copy(layout: Layout, dtype: torch.
 
     def recording(*operands: Any) -> tuple[Tensor, Tensor]:
         x, rstd = with_rstd(*operands)
-        statistics.append(rstd.clone())
+        statistics.append(torch.as_tensor(rstd, dtype=x.dtype).clone())  # of a single row it is a number
         return x, rstd
 
     def results(x: Tensor, eps: float) -> Tensor:

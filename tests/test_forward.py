@@ -45,6 +45,19 @@ def test_a_long_row_of_one_value(implementation: Implementation, hidden: int, va
         assert_accurate(implementation, value.expand(1, hidden).to(implementation.device), None, 0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("hidden", [128, 512, 1024, 2880, 4096, 5120, 20000])
+def test_a_spike_among_equal_numbers(implementation: Implementation, hidden: int, dtype: torch.dtype) -> None:
+    """Each equal square is rounded to the same side when it meets the spike's, so a chain of such additions drifts."""
+    if implementation.interpreted:
+        pytest.skip("the interpreter sums in numpy's order, not in a GPU's")
+    x = torch.linspace(1, 2, 200, dtype=dtype)[:, None].repeat(1, hidden)
+    weight = random(hidden, dtype=dtype, device=implementation.device)
+    for spike in (3.0, 17.3, 119.0, 1000.0):
+        x[:, 0] = spike
+        assert_accurate(implementation, x.to(implementation.device), weight, 1e-6)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_layout(implementation: Implementation, layout: Layout, dtype: torch.dtype) -> None:

@@ -21,9 +21,9 @@ def claimed(rows: Rows) -> Tensor:
     assert rows.n_rows == 0 or inner_rows > 0
     hidden = rows.tensor.shape[-1]
     flat = torch.arange(rows.n_rows)
-    outer = flat // max(1, inner_rows) if rows.folded else torch.zeros_like(flat)
+    outer = flat // max(1, inner_rows) if rows.facts.folded else torch.zeros_like(flat)
     inner = flat - outer * inner_rows
-    start = (outer * outer_stride + inner * inner_stride) * rows.align + rows.tensor.storage_offset()
+    start = (outer * outer_stride + inner * inner_stride) * rows.facts.align + rows.tensor.storage_offset()
     index = start[:, None] + torch.arange(hidden)
     storage = torch.empty(0, dtype=rows.tensor.dtype).set_(rows.tensor.untyped_storage())
     return storage[index]
@@ -33,9 +33,9 @@ def hold_to_the_contract(x: Tensor) -> Rows:
     rows = rows_of(x)
     assert rows.n_rows == math.prod(x.shape[:-1])
     assert_same_bits(claimed(rows), x.reshape(-1, x.shape[-1]))
-    assert rows.aligned_pointer == (rows.tensor.data_ptr() % VECTOR_BYTES == 0)
-    assert rows.align in (1, VECTOR_BYTES // x.element_size())
-    assert rows.align == 1 or rows.aligned_pointer, "units of 16 bytes from an address that is not one"
+    assert rows.facts.aligned_pointer == (rows.tensor.data_ptr() % VECTOR_BYTES == 0)
+    assert rows.facts.align in (1, VECTOR_BYTES // x.element_size())
+    assert rows.facts.align == 1 or rows.facts.aligned_pointer, "units of 16 bytes from an address that is not one"
     return rows
 
 
@@ -101,11 +101,11 @@ def test_which_layouts_are_copied(layout: Layout, dtype: torch.dtype, hidden: in
 )
 def test_which_rows_are_known_to_be_16_byte_aligned(make: object, aligned: bool) -> None:
     x = make()
-    assert (hold_to_the_contract(x).align > 1) == aligned
+    assert (hold_to_the_contract(x).facts.align > 1) == aligned
 
 
 def test_rows_of_more_than_two_gigabytes_apart() -> None:
     x = torch.empty(1, dtype=torch.bfloat16, device="meta").as_strided((3, 2, 64), (2**40, 2**33, 1))
     rows = rows_of(x)
     inner_rows, outer_stride, inner_stride = rows.strides
-    assert (rows.n_rows, inner_rows, outer_stride * rows.align, inner_stride * rows.align) == (6, 2, 2**40, 2**33)
+    assert (rows.n_rows, inner_rows, outer_stride * rows.facts.align, inner_stride * rows.facts.align) == (6, 2, 2**40, 2**33)
