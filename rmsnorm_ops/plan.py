@@ -117,8 +117,9 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
         # gfx942 and gfx1100 take 6.5 registers an element, and what a tile ahead has: one such tile stays within the 256 that
         # every AMD thread has (rows of 16384 spilled from the second on), and each repeats the loop's code.
         elements = tile // max(shape.threads, limits.warp_size)
-        taken = elements * (13 if problem.fp64 else 6.5)
-        buffers = 1 if taken + elements * problem.loaded / 4 <= 240 else 0
+        taken = elements * ((13 if problem.fp64 else 6.5) + problem.loaded / 4)
+        # Rows that are read element by element have addresses to keep besides.
+        buffers = int(taken <= 240 and problem.hidden * problem.itemsize % 16 == 0)
     else:
         buffers = (limits.shared_memory // shape.per_processor - 1024) // (tile * problem.loaded)
     return LaunchPlan(

@@ -81,7 +81,7 @@ def test_pinned_plans() -> None:
         "\n".join(lines),
         """\
  hidden | H200, bf16                         | MI300X, fp32
-      1 | resident 8192x1 w16 x1 s3          | resident 8192x1 w8 x1 s2
+      1 | resident 8192x1 w16 x1 s3          | resident 8192x1 w8 x1 s1
      64 | resident 128x64 w16 x1 s3          | resident 128x64 w8 x1 s2
      96 | resident 64x128 w16 x1 s4          | resident 64x128 w8 x1 s2
     128 | resident 64x128 w16 x1 s3          | resident 64x128 w8 x1 s2
