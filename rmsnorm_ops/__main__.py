@@ -1,4 +1,4 @@
-"""The command line: ``python -m rmsnorm_ops check`` and ``inspect``."""
+"""The command line: ``python -m rmsnorm_ops check``, ``bench`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rmsnorm_ops import check, inspect
+from rmsnorm_ops import bench, check, inspect
 from rmsnorm_ops.version import __version__
+
+COMMANDS = {
+    "check": (check, "compare every implementation of this machine with an exact result, and time it on a GPU"),
+    "bench": (bench, "time the operators against a copy and against other implementations"),
+    "inspect": (inspect, "compile the kernels for GPUs that need not be there, and report what the machine code shows"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,12 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m rmsnorm_ops", description="RMSNorm for PyTorch as registered operators.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for module, help_text in (
-        (check, "compare every implementation of this machine with an exact result, and time it on a GPU"),
-        (inspect, "compile the kernels for GPUs that need not be there, and report what the machine code shows"),
-    ):
-        name = module.__name__.rpartition(".")[2]
-        command = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     arguments = parser.parse_args(argv)

@@ -44,10 +44,10 @@ class RMSNorm(_Function):
         x, weight = ctx.saved_tensors
         x_needs, weight_needs, *_ = ctx.needs_input_grad
         if weight_needs:
-            dx, dweight = torch.ops.rmsnorm.backward.default(dy, x, weight, ctx.eps, **ctx.options)
+            dx, dweight = _gradient(torch.ops.rmsnorm.backward.default, dy, x, weight, ctx.eps, **ctx.options)
             return dx if x_needs else None, dweight, None, None
-        dx = torch.ops.rmsnorm.backward_input.default(dy, x, weight, ctx.eps, **ctx.options) if x_needs else None
-        return dx, None, None, None
+        operator = torch.ops.rmsnorm.backward_input.default
+        return _gradient(operator, dy, x, weight, ctx.eps, **ctx.options) if x_needs else None, None, None, None
 
 
 class AddRMSNorm(_Function):
@@ -76,12 +76,23 @@ class AddRMSNorm(_Function):
             options = {**options, "dx_dtype": ctx.x_dtype}
         dweight = None
         if weight_needs:
-            dx, dresidual, dweight = torch.ops.rmsnorm.add_backward.default(dy, dsum, residual_out, weight, ctx.eps, **options)
+            operator = torch.ops.rmsnorm.add_backward.default
+            dx, dresidual, dweight = _gradient(operator, dy, dsum, residual_out, weight, ctx.eps, **options)
         else:
-            dx, dresidual = torch.ops.rmsnorm.add_backward_input.default(dy, dsum, residual_out, weight, ctx.eps, **options)
+            operator = torch.ops.rmsnorm.add_backward_input.default
+            dx, dresidual = _gradient(operator, dy, dsum, residual_out, weight, ctx.eps, **options)
         if ctx.x_dtype is residual_out.dtype:
             dresidual = dx
         return dx if x_needs else None, dresidual if residual_needs else None, dweight, None, None
+
+
+def _gradient(operator: Any, dy: Tensor, *args: Any, **options: Any) -> Any:
+    """A backward operator: past its Autograd kernel where that has nothing to do, for without create_graph the gradients of
+    this gradient are not asked for."""
+    if torch.is_grad_enabled() or not eager(dy):
+        return operator(dy, *args, **options)
+    with _below_autograd():
+        return operator(dy, *args, **options)
 
 
 def _backward_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -33,4 +33,6 @@ def _limits(device: torch.device) -> DeviceLimits:
         # ROCm reports no larger limit to opt in to.
         shared_memory=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
         ahead="registers" if torch.version.hip else "shared memory",
+        # On NVIDIA GPUs alone has it been run.
+        cooperative=torch.version.hip is None,
     )

@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from rmsnorm_ops.prepared import Prepared
 
 # A compiled kernel's own launch is a private interface: used where it was read and found the same (3.6.0 to 3.9.0).
-HOLDS_COMPILED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 9)
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+HOLDS_COMPILED = (3, 6) <= TRITON <= (3, 9)
 
 
 def options(prepared: Prepared) -> dict[str, Any]:
     """What a kernel is compiled with, beyond its arguments."""
     # Fusing a product and a sum is asked for, not left to a default that changes with triton 3.10: bits depend on it.
-    return {"num_warps": prepared.plan.warps, "enable_fp_fusion": True}
+    options: dict[str, Any] = {"num_warps": prepared.plan.warps, "enable_fp_fusion": True}
+    if prepared.plan.slices > 1:
+        # All programs run at once, or none: they wait for one another.
+        options |= {"launch_cooperative_grid": True, "maxnreg": prepared.plan.max_registers}
+    return options
 
 
 def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
@@ -26,19 +31,20 @@ def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -
     return prepared.kernel[grid](*arguments, *prepared.constants, **options(prepared))
 
 
-def held(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
-    """Launch the compiled kernel itself: ``prepared`` already stands for all that the public launch would look up again."""
-    run = prepared.run
-    if run is None or knobs.runtime.launch_enter_hook.calls:  # a profiler's hooks want the public launch
-        compiled = jit(prepared, grid, arguments)
-        if HOLDS_COMPILED:
-            prepared.function, prepared.metadata = compiled.function, compiled.packed_metadata
-            prepared.run = compiled.run  # last: from here on another thread may launch it
+def compiled(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
+    """Launch on the current GPU, and hold what was compiled for the launches to come."""
+    kernel = jit(prepared, grid, arguments)
+    if not HOLDS_COMPILED:
         return
-    stream = torch._C._cuda_getCurrentRawStream(prepared.device.index)
-    run(
-        *grid, 1, stream, prepared.function, prepared.metadata, None, None, None, *arguments, *prepared.constants,
-    )  # fmt: skip
+    prepared.hooks = knobs.runtime.launch_enter_hook
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    if TRITON == (3, 6) and torch.version.hip is None and run.global_scratch_size == run.profile_scratch_size == 0:
+        # One Python call fewer: this launcher only finds out, each time, that no scratch memory is needed.
+        prepared.before = (function, run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, None, None, None)
+        run = run.launch
+    else:
+        prepared.before = (function, metadata, None, None, None)
+    prepared.run = run  # last: from here on another thread may launch it
 
 
 def interpreted(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rmsnorm_ops import device
 from rmsnorm_ops.contracts import check_add_forward, check_forward
 from rmsnorm_ops.plan import LaunchPlan, forward_plan
-from rmsnorm_ops.prepared import Prepared, find, keep, kernel, large, launch
+from rmsnorm_ops.prepared import HIP, Prepared, find, keep, kernel, large, launch, slots
 from rmsnorm_ops.rows import ABSENT, Facts, aligned, dtype_of, problem_of, rows_of
 
 
@@ -68,16 +68,18 @@ def _forward(
     weight = aligned(weight)
     key = (
         "forward", x.shape[-1], x.dtype, dtype_of(residual), dtype_of(weight), x_rows.facts, residual_rows.facts,
-        weight_offset, round_before_weight, x.device, plan, large(x_rows.tensor, residual_rows.tensor, y, residual_out),
+        weight_offset, round_before_weight, x.get_device(), plan,
+        HIP and large(x_rows.tensor, residual_rows.tensor, y, residual_out),
     )  # fmt: skip
     found = find(key) or keep(
         key, _prepare(x, residual, x_rows.facts, residual_rows.facts, weight_offset, round_before_weight, plan)
     )
+    exchange = slots(found.plan, x_rows, 1) if found.plan.strategy == "shared" else ()
     arguments = (
-        x_rows.tensor, residual_rows.tensor, weight, y, residual_out, eps, x_rows.n_rows,
+        x_rows.tensor, residual_rows.tensor, weight, y, residual_out, *exchange, eps, x_rows.n_rows,
         *x_rows.strides, *residual_rows.strides,
     )  # fmt: skip
-    launch(found, (found.plan.programs(x_rows.n_rows), 1), arguments)
+    launch(found, found.plan.programs(x_rows.n_rows), 1, arguments)
     return y, residual_out
 
 
@@ -91,10 +93,16 @@ def _prepare(
     plan: LaunchPlan | None,
 ) -> Prepared:
     """The kernel for rows like these, planned."""
-    problem = problem_of(x, residual)
+    problem = problem_of(x, residual, x.element_size() + (0 if residual is None else residual.element_size()))
     chosen = plan or forward_plan(problem, device.limits(x.device))
+    facts = (*x_facts[:2], *residual_facts[:2])
+    constants: tuple[Any, ...]
+    if chosen.strategy == "shared":
+        constants = (
+            problem.hidden, weight_offset, round_before_weight, *facts, chosen.head, chosen.slices, chosen.slots, chosen.stages,
+        )  # fmt: skip
+        return Prepared(kernel("shared", "shared_forward"), chosen, constants, x.device.index)
     constants = (
-        problem.hidden, problem.fp64, weight_offset, round_before_weight, x_facts.align, x_facts.folded,
-        residual_facts.align, residual_facts.folded, chosen.rows, chosen.head, chosen.tail,
+        problem.hidden, problem.fp64, weight_offset, round_before_weight, *facts, chosen.rows, chosen.head, chosen.tail,
     )  # fmt: skip
-    return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device)
+    return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device.index)

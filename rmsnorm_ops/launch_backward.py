@@ -13,7 +13,7 @@ from torch import Tensor
 from rmsnorm_ops import device
 from rmsnorm_ops.contracts import check_backward, compute_dtype
 from rmsnorm_ops.plan import LaunchPlan, backward_plan, partial_sum_plan, weight_gradient_plan
-from rmsnorm_ops.prepared import Prepared, find, keep, kernel, large, launch
+from rmsnorm_ops.prepared import HIP, Prepared, find, keep, kernel, large, launch, slots
 from rmsnorm_ops.rows import ABSENT, Facts, Rows, aligned, dtype_of, problem_of, rows_of
 
 
@@ -98,20 +98,22 @@ def _backward(
     facts = (dy_rows.facts, x_rows.facts, dsum_rows.facts)
     key = (
         "backward", x.shape[-1], dy.dtype, x.dtype, dtype_of(dsum), dtype_of(weight), dx.dtype, facts, weight_offset,
-        dweight is None, x.device, plan, large(dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, dx, dresidual),
+        dweight is None, x.get_device(), plan, HIP and large(dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, dx, dresidual),
     )  # fmt: skip
-    found = find(key) or keep(key, _prepare(dy, dsum, x, dx, facts, weight_offset, plan))
+    found = find(key) or keep(key, _prepare(dy, dsum, x, dx, weight, facts, weight_offset, plan))
     programs = found.plan.programs(x_rows.n_rows)
     scratch = None
     if dweight is not None:
-        # resident: a partial dweight a program. streamed: the two factors of each row's rstd.
-        shape = (programs, x.shape[-1]) if found.plan.strategy == "resident" else (x_rows.n_rows, 2)
+        # streamed: the two factors of each row's rstd. Otherwise: a partial dweight a program or group of programs.
+        streamed = found.plan.strategy == "streamed"
+        shape = (x_rows.n_rows, 2) if streamed else (programs // found.plan.slices, x.shape[-1])
         scratch = x.new_empty(shape, dtype=compute_dtype(x.dtype, dx.dtype))
+    exchange = slots(found.plan, x_rows, 2) if found.plan.strategy == "shared" else ()
     arguments = (
-        dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual, scratch, eps, x_rows.n_rows,
+        dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual, scratch, *exchange, eps, x_rows.n_rows,
         *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,
     )  # fmt: skip
-    launch(found, (programs, 1), arguments)
+    launch(found, programs, 1, arguments)
     if dweight is not None and scratch is not None:
         if found.plan.strategy == "streamed":
             scratch = _weight_partials(dy_rows, x_rows, x.shape[-1], scratch)
@@ -124,19 +126,27 @@ def _prepare(
     dsum: Tensor | None,
     x: Tensor,
     dx: Tensor,
+    weight: Tensor | None,
     facts: tuple[Facts, Facts, Facts],
     weight_offset: float,
     plan: LaunchPlan | None,
 ) -> Prepared:
     """The kernel for rows like these, planned."""
     loaded = dy.element_size() + x.element_size() + (0 if dsum is None else dsum.element_size())
-    problem = problem_of(x, dx, loaded)
+    problem = problem_of(x, dx, loaded, 0 if weight is None else weight.element_size())
     chosen = plan or backward_plan(problem, device.limits(x.device))
+    alignment = [fact for each in facts for fact in each[:2]]
+    constants: tuple[Any, ...]
+    if chosen.strategy == "shared":
+        constants = (
+            problem.hidden, weight_offset, *alignment, chosen.head, chosen.slices, chosen.slots, chosen.stages,
+        )  # fmt: skip
+        return Prepared(kernel("shared", "shared_backward"), chosen, constants, x.device.index)
     constants = (
-        problem.hidden, problem.fp64, weight_offset, *(fact for each in facts for fact in each[:2]),
-        chosen.rows, chosen.head, chosen.tail, chosen.stages,
+        problem.hidden, problem.fp64, weight_offset, *alignment,
+        chosen.rows, chosen.head, chosen.tail, chosen.stages, chosen.reload_weight,
     )  # fmt: skip
-    return Prepared(kernel("backward", f"{chosen.strategy}_backward"), chosen, constants, x.device)
+    return Prepared(kernel("backward", f"{chosen.strategy}_backward"), chosen, constants, x.device.index)
 
 
 def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tensor:
@@ -144,17 +154,17 @@ def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tens
     fp64, where = row_scales.dtype is torch.float64, row_scales.device
     key = (
         "weight_gradient", hidden, dtype_of(dy.tensor), dtype_of(x.tensor), fp64, dy.facts, x.facts, where,
-        large(dy.tensor, x.tensor),
+        HIP and large(dy.tensor, x.tensor),
     )  # fmt: skip
     found = find(key)
     if found is None:
         chosen = weight_gradient_plan(hidden, device.limits(where))
         constants = (hidden, fp64, *dy.facts[:2], *x.facts[:2], chosen.rows, chosen.head)
-        found = keep(key, Prepared(kernel("backward", "weight_gradient"), chosen, constants, where))
+        found = keep(key, Prepared(kernel("backward", "weight_gradient"), chosen, constants, where.index))
     programs = found.plan.programs(x.n_rows)
     partials = row_scales.new_empty((programs, hidden))
     launch(
-        found, (-(-hidden // found.plan.head), programs),
+        found, -(-hidden // found.plan.head), programs,
         (dy.tensor, x.tensor, row_scales, partials, x.n_rows, *dy.strides, *x.strides),
     )  # fmt: skip
     return partials
@@ -168,5 +178,5 @@ def _sum_partials(partials: Tensor, dweight: Tensor) -> None:
     if found is None:
         chosen = partial_sum_plan(hidden)
         constants = (hidden, chosen.rows, chosen.head)
-        found = keep(key, Prepared(kernel("backward", "sum_partials"), chosen, constants, dweight.device))
-    launch(found, (-(-hidden // found.plan.head), 1), (partials, dweight, partials.shape[0]))
+        found = keep(key, Prepared(kernel("backward", "sum_partials"), chosen, constants, dweight.device.index))
+    launch(found, -(-hidden // found.plan.head), 1, (partials, dweight, partials.shape[0]))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+REGISTERS = 65536  # of 32 bits, of a streaming multiprocessor
+
 
 @dataclass(frozen=True)
 class DeviceLimits:
@@ -18,6 +20,7 @@ class DeviceLimits:
     max_threads: int  # of one program
     processors: int  # streaming multiprocessors, compute units
     shared_memory: int  # bytes a program may have
+    cooperative: bool = False  # programs that wait for one another may be launched
     # Where Triton keeps the loads of the tiles ahead: its AMD backend, in registers.
     ahead: Literal["shared memory", "registers"] = "shared memory"
 
@@ -29,35 +32,50 @@ class RowProblem:
     hidden: int
     itemsize: int  # bytes of an element of the widest tensor of the row's shape
     fp64: bool = False  # the compute type is fp64
-    loaded: int = 0  # backward: bytes loaded an element, of all tensors together
+    loaded: int = 0  # bytes loaded an element, of all tensors of the row's shape together
+    weight: int = 0  # backward: bytes of an element of the weight
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """resident: ``rows`` rows a tile, each held as ``head`` (+ ``tail``) elements. streamed: one row in blocks of ``head``."""
+    """resident: ``rows`` rows a tile, each held as ``head`` (+ ``tail``) elements. streamed: one row in blocks of ``head``.
+    shared: one row by ``slices`` programs, each holding ``head`` elements."""
 
-    strategy: Literal["resident", "streamed"]
+    strategy: Literal["resident", "streamed", "shared"]
     rows: int
     head: int
     tail: int
     warps: int
     persistent: int = 0  # programs at most, each taking tile after tile; 0: a program a tile
     stages: int = 1  # tiles whose loads are in flight in a persistent program
+    slices: int = 1  # programs a row
+    max_registers: int = 0  # a thread, so that all programs of the grid run at once; 0: no limit
+    reload_weight: bool = False  # backward: the weight is read with each row
 
     def programs(self, n_rows: int) -> int:
-        """Programs that cover ``n_rows`` rows once."""
-        tiles = -(-n_rows // self.rows)
-        return min(tiles, self.persistent) if self.persistent else tiles
+        """Programs that cover ``n_rows`` rows once: ``slices`` for each group that works on rows of its own."""
+        groups = -(-n_rows // self.rows)
+        return min(groups, self.persistent // self.slices) * self.slices if self.persistent else groups
+
+    @property
+    def slots(self) -> int:
+        """For the programs of a row to publish a sum in: as many, rounded up to a power of two."""
+        return _next_power_of_two(self.slices)
 
 
 def forward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     """The launch of a forward over rows of ``problem.hidden`` elements."""
     width = _next_power_of_two(problem.hidden)
+    head = max(16384 // problem.itemsize, width // 32)
+    if problem.hidden * problem.itemsize > 65536 and head <= 16384 and _may_share(problem, head, limits):
+        # 65536 went from 0.78 of a copy's speed, streamed, to 0.89, 131072 from 0.66 to 0.88, 262144 from 0.61 to 0.89.
+        return _shared(problem, limits, head, _Shape(1, max(256, head // 32), 2 if head <= 8192 else 1, 4))
     # 32 elements a thread are what a program's registers hold: 16384 with the 512 threads that run best, half in fp64.
     max_threads = min(512, limits.max_threads)
     if width > max_threads * (16 if problem.fp64 else 32):
         return _streamed(problem, limits)
-    split = _two_blocks(problem, max_threads)
+    odd = problem.itemsize == 2 and problem.hidden % 2 == 1 and width >= 64
+    split = None if odd else _two_blocks(problem, max_threads)
     if split is not None:
         head, tail, threads = split
         return LaunchPlan("resident", 1, head, tail, _warps(threads, limits))
@@ -65,6 +83,10 @@ def forward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     # wants twice as many: its threads have as much to do, and fewer of them idle.
     rows = max(1, 2048 // width)
     per_thread = 16 if problem.hidden == width or problem.itemsize > 2 else 32
+    if odd:
+        # Rows that start at odd addresses are read two bytes at a time: what helps is more of these in flight (4095: 0.63 of a
+        # copy's speed with one row of 32 elements a thread, 0.78 with two and 64; 5125: 0.57 and 0.75; 1001: 0.79 and 0.86).
+        rows, per_thread = max(2, 4096 // width), 64
     threads = min(max_threads, rows * width // per_thread)
     return LaunchPlan("resident", rows, width, 0, _warps(threads, limits))
 
@@ -98,12 +120,19 @@ def backward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     and load the next tiles into shared memory meanwhile."""
     width = _next_power_of_two(problem.hidden)
     max_threads = min(512, limits.max_threads)
-    if width > max_threads * (16 if problem.fp64 else 32):
+    resident = width <= max_threads * (16 if problem.fp64 else 32)
+    split = _two_blocks(problem, max_threads) if resident and width > 2048 else None
+    head = 1024 if width <= 65536 else width // 32
+    if width > 8192 and split is None and head <= 8192 and _may_share(problem, head, limits):
+        # The smaller the programs, the better they hide each other's waits: 32768 came to 0.74 of a copy's speed with slices of
+        # 8192, 0.80 with 2048, 0.81 with 1024, and 0.36 streamed; 16384 to 0.81, and 0.76 resident.
+        return _shared(problem, limits, head, _Shape(1, head // 32, 8192 // head, 4))
+    if not resident:
         return _streamed(problem, limits)
-    split = _two_blocks(problem, max_threads) if width > 2048 else None
     if split is not None:
         head, tail, threads = split
-        return _persistent(problem, limits, head, tail, _Shape(1, threads, 2 if head + tail <= 4096 else 1, 4))
+        per_processor = 2 if head + tail <= 4096 else 1
+        return _persistent(problem, limits, head, tail, _Shape(1, threads, per_processor, 4 if head + tail <= 8192 else 3))
     shape = _BACKWARD[max(256, width)][width > problem.hidden]
     if width < 256:  # as many elements a tile
         shape = shape._replace(rows=shape.rows * 256 // width)
@@ -111,17 +140,17 @@ def backward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
 
 
 def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int, shape: _Shape) -> LaunchPlan:
-    """As many stages, of those asked for, as there is room for: one fewer tiles ahead."""
+    """Persistent programs of that shape, with as many stages as fit."""
+    # With a row this wide the weight no longer fits into the registers. Read anew it costs a pass through L2 (12288: 0.94 of a
+    # copy's speed, 0.73 where it was kept and other values spilled).
+    reload_weight = head + tail > 8192
+    loaded = problem.loaded + (problem.weight if reload_weight else 0)
     tile = shape.rows * (head + tail)
     if limits.ahead == "registers":
-        # gfx942 and gfx1100 take 6.5 registers an element, and what a tile ahead has: one such tile stays within the 256 that
-        # every AMD thread has (rows of 16384 spilled from the second on), and each repeats the loop's code.
         elements = tile // max(shape.threads, limits.warp_size)
-        taken = elements * ((13 if problem.fp64 else 6.5) + problem.loaded / 4)
-        # Rows that are read element by element have addresses to keep besides.
-        buffers = int(taken <= 240 and problem.hidden * problem.itemsize % 16 == 0)
+        stages = min(shape.stages, _stages_in_registers(problem, elements, loaded))
     else:
-        buffers = (limits.shared_memory // shape.per_processor - 1024) // (tile * problem.loaded)
+        stages = _stages(shape.stages, tile * loaded, limits.shared_memory // shape.per_processor)
     return LaunchPlan(
         "resident",
         shape.rows,
@@ -129,8 +158,49 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
         tail,
         _warps(shape.threads, limits),
         persistent=shape.per_processor * limits.processors,
-        stages=max(1, min(shape.stages, buffers + 1)),
+        stages=stages,
+        reload_weight=reload_weight,
     )
+
+
+def _stages_in_registers(problem: RowProblem, elements: int, loaded: int) -> int:
+    """2 where a thread of ``elements`` has room for those of the next tile, else 1.
+
+    gfx942 and gfx1100 take 6.5 registers an element besides: with one tile ahead they stay within the 256 that every AMD thread
+    has. Rows of 16384 spilled from the second on, and each repeats the loop's code.
+    """
+    taken = elements * ((13 if problem.fp64 else 6.5) + loaded / 4)
+    # Rows that are read element by element have addresses to keep besides.
+    return 2 if taken <= 240 and problem.hidden * problem.itemsize % 16 == 0 else 1
+
+
+def _may_share(problem: RowProblem, head: int, limits: DeviceLimits) -> bool:
+    """Whether programs may share a row in slices of ``head``: in fp32, where it can be read by 16 bytes (other rows spill), and
+    where a processor can hold its slice's sums."""
+    wide_loads = problem.hidden * problem.itemsize % 16 == 0
+    slices = -(-problem.hidden // head)
+    return limits.cooperative and not problem.fp64 and wide_loads and slices <= min(64, limits.processors)
+
+
+def _shared(problem: RowProblem, limits: DeviceLimits, head: int, shape: _Shape) -> LaunchPlan:
+    """Persistent groups of programs with a slice of ``head`` columns each."""
+    slices = -(-problem.hidden // head)
+    return LaunchPlan(
+        "shared",
+        1,
+        head,
+        0,
+        _warps(shape.threads, limits),
+        persistent=shape.per_processor * limits.processors,
+        stages=_stages(shape.stages, head * problem.loaded, limits.shared_memory // shape.per_processor),
+        slices=slices,
+        max_registers=min(255, REGISTERS // (shape.threads * shape.per_processor)),
+    )
+
+
+def _stages(wanted: int, tile_bytes: int, shared_memory: int) -> int:
+    """As many stages, of those wanted, as shared memory has buffers for: one fewer than stages, of a tile each."""
+    return max(1, min(wanted, (shared_memory - 1024) // tile_bytes + 1))
 
 
 def weight_gradient_plan(hidden: int, limits: DeviceLimits) -> LaunchPlan:

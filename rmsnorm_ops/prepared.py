@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm_ops.plan import LaunchPlan
+from rmsnorm_ops.rows import Rows
 
 
 @dataclass
@@ -23,26 +24,31 @@ class Prepared:
     kernel: Any
     plan: LaunchPlan
     constants: tuple[Any, ...]
-    device: torch.device
-    # Held after the first launch: the compiled kernel's own launch, its function and its metadata.
+    index: int | None  # of the GPU; None for the interpreter and for inspect/
+    # Held after the first launch (executors.py): the compiled kernel's own launch, what it takes before the kernel's
+    # arguments, and the hooks of a profiler, which want the public launch.
     run: Callable[..., Any] | None = None
-    function: Any = None
-    metadata: Any = None
+    before: tuple[Any, ...] = ()
+    hooks: Any = None
 
 
-_HIP = torch.version.hip is not None
+EMPTY = -1  # kernels/exchange.py
+HIP = torch.version.hip is not None
+# What torch.cuda's functions of the same names call once CUDA is initialised, as it is wherever there is a tensor.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _prepared: dict[tuple[Any, ...], Prepared] = {}
 
 find = _prepared.get
 
-# Takes the launches on meta tensors, while inspect/ records them: (prepared, grid, arguments).
-RECORDED: ContextVar[list[tuple[Prepared, tuple[int, int], tuple[Any, ...]]]] = ContextVar("recorded launches")
+# Takes the launches, which are on meta tensors, while inspect/ records: (prepared, grid, arguments).
+RECORDED: ContextVar[list[tuple[Prepared, tuple[int, int], tuple[Any, ...]]] | None] = ContextVar("recorded", default=None)
 
 
 def keep(key: tuple[Any, ...], made: Prepared) -> Prepared:
     """The kernel for ``key``: what another thread has kept meanwhile, else ``made``."""
-    if made.device.type == "meta":  # which stands for one GPU after another
+    if RECORDED.get() is not None:  # meta tensors stand for one GPU after another
         return made
     return _prepared.setdefault(key, made)
 
@@ -60,18 +66,28 @@ def _executors() -> ModuleType:
 
 def large(*tensors: Tensor | None) -> bool:
     """Whether Triton for AMD GPUs must address any of these with 64 bits, which a kernel is compiled for. CUDA always does."""
-    return _HIP and any(tensor is not None and tensor.untyped_storage().nbytes() >= 2**31 for tensor in tensors)
+    return HIP and any(tensor is not None and tensor.untyped_storage().nbytes() >= 2**31 for tensor in tensors)
 
 
-def launch(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:
-    """Run on the tensors' own device, whichever is current."""
-    kind, index = prepared.device.type, prepared.device.index
-    if kind == "cpu":
-        _executors().interpreted(prepared, grid, arguments)
-    elif kind == "meta":
-        RECORDED.get().append((prepared, grid, arguments))
-    elif index == torch._C._cuda_getDevice():
-        _executors().held(prepared, grid, arguments)
+def slots(plan: LaunchPlan, rows: Rows, sums: int) -> tuple[Tensor, ...]:
+    """What the programs that share a row publish their parts of its sums in, as an argument more of their kernel: kernels/
+    exchange.py."""
+    assert rows.tensor is not None
+    return (torch.full((rows.n_rows, sums, plan.slots), EMPTY, dtype=torch.int32, device=rows.tensor.device),)
+
+
+def launch(prepared: Prepared, x: int, y: int, arguments: tuple[Any, ...]) -> None:
+    """Run ``x`` by ``y`` programs on the tensors' own device, whichever is current."""
+    index = prepared.index
+    if prepared.run is not None and index == _current_device() and not prepared.hooks.calls:
+        # All that the public launch would look up again, ``prepared`` stands for.
+        prepared.run(x, y, 1, _current_stream(index), *prepared.before, *arguments, *prepared.constants)
+    elif index is None:
+        recorded = RECORDED.get()
+        if recorded is None:
+            _executors().interpreted(prepared, (x, y), arguments)
+        else:
+            recorded.append((prepared, (x, y), arguments))
     else:
         with torch.cuda.device(index):
-            _executors().held(prepared, grid, arguments)
+            _executors().compiled(prepared, (x, y), arguments)

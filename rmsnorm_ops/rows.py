@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rmsnorm_ops.contracts import FLOATS
 from rmsnorm_ops.plan import RowProblem
 
 VECTOR_BYTES = 16  # of the widest load of a thread
+_VECTOR = {dtype: VECTOR_BYTES // dtype.itemsize for dtype in FLOATS}  # elements
 
 
 class Facts(NamedTuple):
@@ -30,7 +33,8 @@ class Rows(NamedTuple):
     facts: Facts
 
 
-ABSENT = Rows(None, 0, (1, 0, 0), Facts(align=1, folded=False, aligned_pointer=True))
+_FACTS = {fact: Facts(*fact) for fact in product((1, 2, 4, 8), (False, True), (False, True))}
+ABSENT = Rows(None, 0, (1, 0, 0), _FACTS[1, False, True])
 
 
 def rows_of(tensor: Tensor) -> Rows:
@@ -38,7 +42,8 @@ def rows_of(tensor: Tensor) -> Rows:
     a dense tensor, a slice of a fused projection, transposed heads of one sequence, an expanded gradient.
     Anything else is copied once."""
     hidden = tensor.shape[-1]
-    outer, outer_stride, inner, inner_stride = 1, 0, tensor.numel() // hidden, hidden
+    outer, outer_stride, inner_stride = 1, 0, hidden
+    inner = tensor.numel() // hidden
     if not tensor.is_contiguous():
         leading = _collapsed(tensor.shape[:-1], tensor.stride()[:-1])
         if len(leading) > 2 or (tensor.stride(-1) != 1 and hidden > 1):
@@ -48,12 +53,12 @@ def rows_of(tensor: Tensor) -> Rows:
             if len(leading) == 2:
                 outer, outer_stride = leading[0]
     aligned_pointer = tensor.data_ptr() % VECTOR_BYTES == 0
-    align = VECTOR_BYTES // tensor.element_size()
+    align = _VECTOR[tensor.dtype]
     # Nor may x promise more than y, whose rows lie hidden apart: the compiler would lay out, and sum, such a row otherwise.
-    if not aligned_pointer or outer_stride % align or inner_stride % align or hidden % align:
+    if not aligned_pointer or (outer_stride | inner_stride | hidden) & (align - 1):
         align = 1
-    strides = (inner, outer_stride // align, inner_stride // align)
-    return Rows(tensor, outer * inner, strides, Facts(align, outer > 1, aligned_pointer))
+    facts = _FACTS[align, outer > 1, aligned_pointer]
+    return Rows(tensor, outer * inner, (inner, outer_stride // align, inner_stride // align), facts)
 
 
 def _collapsed(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -76,11 +81,11 @@ def aligned(weight: Tensor | None) -> Tensor | None:
     return weight
 
 
-def problem_of(x: Tensor, other: Tensor | None, loaded: int = 0) -> RowProblem:
+def problem_of(x: Tensor, other: Tensor | None, loaded: int = 0, weight: int = 0) -> RowProblem:
     """The row of x, beside which a kernel moves ``other``."""
     tensors = (x,) if other is None else (x, other)
     itemsize = max(tensor.element_size() for tensor in tensors)
-    return RowProblem(x.shape[-1], itemsize, any(tensor.dtype is torch.float64 for tensor in tensors), loaded)
+    return RowProblem(x.shape[-1], itemsize, any(tensor.dtype is torch.float64 for tensor in tensors), loaded, weight)
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:

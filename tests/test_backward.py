@@ -56,8 +56,9 @@ def test_any_problem(run: Training, data: st.DataObject, hidden: int, dtype: tor
     if run.interpreted:
         assume(not (weight_grad and cut_to_bf16(run, compute_of(x, dx_dtype), weight.dtype)))
         assume(not cut_to_bf16(run, compute_of(x, dx_dtype), dx_dtype or dtype, dtype))
-        # what it stores or loads as a subnormal bf16 is not judged
+        # What it stores or loads as a subnormal bf16 is not judged: dx of a huge x is as small as 1 / x.
         assume(not any(t is not None and t.dtype is torch.bfloat16 and exponent < -60 for t in (x, dy, weight)))
+        assume(not (torch.bfloat16 in (dx_dtype or dtype, dtype) and float(x.abs().max()) > 2.0**80))
     assert_accurate(run, dy, x, weight, eps, dsum=dsum, dx_dtype=dx_dtype, weight_offset=offset, weight_grad=weight_grad)
 
 

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from rmsnorm_ops.inspect.targets import TARGETS
 from rmsnorm_ops.plan import DeviceLimits, LaunchPlan, RowProblem, backward_plan, partial_sum_plan, weight_gradient_plan
-from tests.test_plan import is_power_of_two
+from tests.test_plan import assert_programs_share, is_power_of_two
 
 H200, MI300X = TARGETS["sm_90"].limits, TARGETS["gfx942"].limits
-PINNED_HIDDEN = (1, 64, 96, 128, 256, 512, 768, 1024, 1536, 2048, 2880, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 16385, 2**20)
+PINNED_HIDDEN = (
+    1, 64, 96, 128, 256, 512, 768, 1024, 1536, 2048, 2880, 3584, 4096, 5120, 7168, 8192, 12288, 16384, 16385, 20480,
+    32768, 65536, 2**17, 2**20)  # fmt: skip
 
 device_limits = st.sampled_from([target.limits for target in TARGETS.values()])
 hidden_sizes = st.one_of(st.integers(1, 70_000), st.integers(0, 20).map(lambda k: 2**k))
@@ -30,6 +32,9 @@ def test_a_plan_fits_the_row_and_the_device(problem: RowProblem, limits: DeviceL
     if plan.strategy == "streamed":
         assert (plan.rows, plan.tail, plan.persistent, plan.stages) == (1, 0, 0, 1), "what the streamed kernel assumes"
         return
+    if plan.strategy == "shared":
+        assert_programs_share(plan, problem, limits)
+        return
     assert plan.head + plan.tail >= problem.hidden, "columns beyond the blocks are never read"
     assert plan.head < 2 * problem.hidden, "a block twice as wide would do nothing"
     assert plan.persistent > 0, "partial sums of dweight as many as programs"
@@ -46,12 +51,13 @@ def test_a_plan_fits_the_row_and_the_device(problem: RowProblem, limits: DeviceL
 
 @given(problem=problems, limits=device_limits, n_rows=st.integers(1, 10_000))
 def test_persistent_programs_cover_each_row_once(problem: RowProblem, limits: DeviceLimits, n_rows: int) -> None:
-    """As the kernel walks: program p takes tiles p, p + programs, …"""
+    """As the kernel walks: program, or group of programs, p takes tiles p, p + groups, …"""
     plan = backward_plan(problem, limits)
-    programs, tiles = plan.programs(n_rows), -(-n_rows // plan.rows)
-    walked = sorted(tile for program in range(programs) for tile in range(program, tiles, programs))
+    groups, tiles = plan.programs(n_rows) // plan.slices, -(-n_rows // plan.rows)
+    walked = sorted(tile for group in range(groups) for tile in range(group, tiles, groups))
     assert walked == list(range(tiles))
-    assert programs <= tiles, "a program without a tile would leave its part of dweight unwritten"
+    assert groups <= tiles, "a program without a tile would leave its part of dweight unwritten"
+    assert plan.programs(n_rows) == groups * plan.slices
 
 
 @given(hidden=hidden_sizes, limits=device_limits)
@@ -65,6 +71,7 @@ def test_the_small_kernels_cover_every_column(hidden: int, limits: DeviceLimits)
 
 def described(plan: LaunchPlan, limits: DeviceLimits) -> str:
     blocks = f"{plan.head}+{plan.tail}" if plan.tail else str(plan.head)
+    blocks += f"/{plan.slices}" if plan.slices > 1 else ""
     loop = f" x{plan.persistent // limits.processors} s{plan.stages}" if plan.persistent else ""
     return f"{plan.strategy} {plan.rows}x{blocks} w{plan.warps}{loop}"
 
@@ -97,9 +104,13 @@ def test_pinned_plans() -> None:
    5120 | resident 1x4096+1024 w4 x1 s4      | resident 1x4096+1024 w4 x1 s2
    7168 | resident 1x8192 w8 x1 s3           | resident 1x8192 w4 x1 s1
    8192 | resident 1x8192 w8 x1 s3           | resident 1x8192 w4 x1 s1
-  12288 | resident 1x8192+4096 w16 x1 s4     | resident 1x16384 w8 x1 s1
-  16384 | resident 1x16384 w16 x1 s3         | resident 1x16384 w8 x1 s1
+  12288 | resident 1x8192+4096 w16 x1 s3     | resident 1x16384 w8 x1 s1
+  16384 | shared 1x1024/16 w1 x8 s4          | resident 1x16384 w8 x1 s1
   16385 | streamed 1x16384 w32               | streamed 1x16384 w16
+  20480 | shared 1x1024/20 w1 x8 s4          | streamed 1x16384 w16
+  32768 | shared 1x1024/32 w1 x8 s4          | streamed 1x16384 w16
+  65536 | shared 1x1024/64 w1 x8 s4          | streamed 1x16384 w16
+ 131072 | shared 1x4096/32 w4 x2 s4          | streamed 1x16384 w16
 1048576 | streamed 1x16384 w32               | streamed 1x16384 w16""",
     )
 
@@ -153,8 +164,8 @@ hidden fp32 dsum   sm_80   sm_89   sm_90  sm_100  sm_120  gfx90a  gfx942  gfx950
   8192    F    T       3       3       3       3       3       1       1       1       1       1
   8192    T    F       3       2       3       3       2       1       1       1       1       1
   8192    T    T       2       2       3       3       2       1       1       1       1       1
- 16384    F    F       3       2       3       3       2       2       2       2       2       2
- 16384    F    T       2       2       3       3       2       1       1       1       1       1
- 16384    T    F       2       1       2       2       1       1       1       1       1       1
- 16384    T    T       1       1       2       2       1       1       1       1       1       1""",
+ 16384    F    F       4       3       4       4       3       2       2       2       2       2
+ 16384    F    T       4       2       4       4       2       1       1       1       1       1
+ 16384    T    F       3       2       4       4       2       1       1       1       1       1
+ 16384    T    T       2       1       3       3       1       1       1       1       1       1""",
     )

@@ -1,4 +1,4 @@
-"""What benchmarks stand on: the cases, the bytes that must move, the timer, and the speed that a check reports."""
+"""What benchmarks stand on: the cases, the bytes that must move, the timer."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from rmsnorm_ops.bench import cases, timing, traffic
-from rmsnorm_ops.bench.cases import CASES, Case
-from rmsnorm_ops.check import report, session, speed
+from rmsnorm_ops.bench.cases import CASES, SIZES, Case
 from rmsnorm_ops.rows import rows_of
 
 CPU = torch.device("cpu")
-BY_NAME = {case.name: case for case in CASES}
+ALL = (*CASES, *SIZES)
+BY_NAME = {case.name: case for case in ALL}
 FP16, BF16, FP32, FP64 = cases.DTYPES
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_case = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 
 
 # Cases
 
 
 def test_names_are_unique_and_can_be_listed() -> None:
-    assert len(BY_NAME) == len(CASES)
-    assert not [case.name for case in CASES if "," in case.name or not case.source]
+    assert len(BY_NAME) == len(ALL)
+    assert not [case.name for case in ALL if "," in case.name or not case.source]
 
 
 def test_the_sizes_of_models_and_the_odd_ones_are_there() -> None:
@@ -39,6 +39,15 @@ def test_the_tracked_sizes_are_dense_and_each_there_once() -> None:
     assert [case.hidden for case in timed] == [128, 512, 1024, 2048, 2880, 4096, 5120, 7168, 8192, 16384]
     assert {case.layout for case in timed} == {"dense"}
     assert {case.weight for case in timed} == {"as x"}
+
+
+def test_benchmarks_reach_the_other_sizes_and_few_rows() -> None:
+    sizes = {case.hidden for case in ALL if case.layout == "dense" and not case.few}
+    assert sizes >= {64, 576, 1001, 1536, 3584, 4095, 5125, 12288, 13824, 32768, 65536, 131072, 262144}
+    few = {(case.rows, case.hidden) for case in ALL if case.few}
+    assert few >= {(1, 4096), (16, 4096), (64, 4096), (256, 4096), (1, 7168), (64, 7168), (1, 16384)}
+    assert few >= {(2048, 128), (1024, 8192), (4096, 4096)}
+    assert {case.hidden for case in ALL if case.benched and not case.few} >= {128, 1024, 2880, 4096, 5120, 16384, 65536}
 
 
 def test_the_options_are_covered() -> None:
@@ -185,7 +194,7 @@ def test_sets_are_used_in_turn_and_rounds_alternate() -> None:
 
 
 def test_the_spread_is_between_the_outer_fifths() -> None:
-    assert timing._summary([*map(float, range(100, -1, -1))]) == timing.Timing(median_us=50, low_us=20, high_us=80)
+    assert timing.summary([*map(float, range(100, -1, -1))]) == timing.Timing(median_us=50, low_us=20, high_us=80)
 
 
 def test_outputs_rotate_and_stay_bounded() -> None:
@@ -233,35 +242,13 @@ def test_a_graph_holds_one_output_more_than_there_are_sets() -> None:
     assert all(len(set(captured[i : i + 3])) == 3 for i in range(len(captured) - 2))
 
 
-# Speed
-
-
-def test_the_fraction_of_a_copy_is_per_byte() -> None:
-    ours, copy = timing.Timing(20, 19, 21), timing.Timing(5, 4, 6)
-    measured = speed.Speed(BY_NAME["gpt-oss"], 7, "forward", ours, 2000, copy, 1000)
-    assert (measured.gb_s, measured.copy_gb_s, measured.fraction) == (0.1, 0.2, 0.5)
-
-
-@pytest.mark.parametrize(("operation", "tensors", "weights"), [("forward", 2, 1), ("add_forward", 4, 1), ("backward", 3, 2)])
-def test_speed_is_measured_and_written(operation: str, tensors: int, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "buffer_sets", lambda size: 2)
-    measured = speed.measure(BY_NAME["Llama 3.2 1B"], CPU, operation, elements=2**16)
-    assert (measured.rows, measured.copy_bytes) == (32, 2**18)
-    assert measured.moved_bytes == tensors * 2**17 + weights * 2048 * 2
-    row = report.document({}, [], [measured])["speeds"][0]
-    assert row["operation"] == operation
-    assert row["us"] == measured.time.median_us > 0
-    assert row["copy_us"] == measured.copy.median_us > 0
-    assert row["fraction_of_copy"] == measured.fraction
-    title, table = report.speed_table([measured], "some GPU")
-    assert title.plain.startswith(f"\n{operation} on some GPU, bf16, 2^16 elements")
-    assert table.row_count == 1
-
-
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("operation", speed.OPERATIONS)
-def test_an_operator_is_timed_on_a_gpu(operation: str) -> None:
-    measured = speed.measure(BY_NAME["Llama 3.1 8B"], session.device_of("cuda"), operation, elements=2**26)
-    assert 0.3 < measured.fraction < 1.3
-    assert measured.copy.low_us <= measured.copy.median_us <= measured.copy.high_us
+def test_what_cannot_be_captured_is_left_out() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    x, stream = torch.ones(2**20, device=device), torch.cuda.current_stream()
+    failed: dict[str, str] = {}
+    calls = {"waits": [lambda: float(x.sum())], "good": [lambda: x + 1]}
+    timed = timing.time_together(calls, device, rounds=2, failed=failed)
+    assert (set(timed), set(failed)) == ({"good"}, {"waits"})
+    assert torch.cuda.current_stream() == stream

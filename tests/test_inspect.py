@@ -52,7 +52,7 @@ def label(case: Case) -> str:
     return "-".join(map(str, case))
 
 
-SPILLING = ("resident_backward", "streamed_backward", "weight_gradient", "streamed_forward")
+SPILLING = ("resident_backward", "shared_backward", "streamed_backward", "weight_gradient", "streamed_forward")
 
 
 def may_spill(row: Row) -> bool:

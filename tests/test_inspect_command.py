@@ -99,7 +99,7 @@ backward 128
  resident_backward 64x128 p1 s3         16    32    13  3 89%   69   9     4 0 1  128     0 65600 1 25% regs  ok
  sum_partials      64x32                 4    32     4   1 0%   10   4     0 0 0   40     0   512 12 75% regs ok
 backward 5120
- resident_backward 1x4096+1024 p1 s4     4    80    45     15   42  30     2 0 1  253     0 61456 2 12% regs  ok
+ resident_backward 1x4096+1024 p1 s4     4    80    45     15   40  27     2 0 1  255     0 61472 2 12% regs  ok
  sum_partials      64x32                 4    32     4   1 0%   10   4     0 0 0   40     0   512 12 75% regs ok
 
 gfx942, bf16 (MI300X: 304 CUs, 64 KiB of LDS each, warps of 64)
@@ -112,7 +112,7 @@ backward 128
  resident_backward 64x128 p1 s2          8    32     9  5 94%  156  11     8 0 1  166     0  4096 1 25% regs  ok
  sum_partials      64x32                 4    16     2   1 0%   18   4     0 0 0   22     0   512 8 100%      ok
 backward 5120
- resident_backward 1x4096+1024 p1 s1     2    80    15     15   42  28     2 0 1  257     0  4096 2 12% regs  ok
+ resident_backward 1x4096+1024 p1 s1     2    80    15     15   41  25     2 0 1  257     0  4096 2 12% regs  ok
  sum_partials      64x32                 4    16     2   1 0%   18   4     0 0 0   22     0   512 8 100%      ok
 
 gfx1100, bf16 (RX 7900 XTX: 48 WGPs, 128 KiB of LDS each, warps of 32)
@@ -125,7 +125,7 @@ backward 128
  resident_backward 64x128 p1 s2         16    32     9  5 94%  166  11     8 0 1  143     0  8192 2 50% regs  ok
  sum_partials      64x32                 4    32     4   1 0%   14   4     0 0 0   37     0   512 16 100%     ok
 backward 5120
- resident_backward 1x4096+1024 p1 s1     4    80    15     15   42  28     2 0 1  251     0  4096 5 31% regs  ok
+ resident_backward 1x4096+1024 p1 s1     4    80    15     15   40  25     2 0 1  251     0  4096 5 31% regs  ok
  sum_partials      64x32                 4    32     4   1 0%   14   4     0 0 0   37     0   512 16 100%     ok
 """,
     )

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+DTYPES = tuple(SHORT)
 
 # Magnitudes whose squares leave the compute type (fp32; fp64 for fp64). fp16 has no such range: its own ends stand in.
 HUGE = {torch.float16: 2e4, torch.bfloat16: 1e25, torch.float32: 1e25, torch.float64: 1e200}
@@ -40,7 +41,9 @@ class Case:
     weight_offset: float = 0.0
     round_before_weight: bool = False
     values: Literal["normal", "huge", "tiny", "constant"] = "normal"
-    timed: bool = False  # one of the sizes whose speed is tracked
+    timed: bool = False  # one of the sizes whose speed is tracked: check times it
+    benched: bool = False  # in the benchmark's default list
+    few: bool = False  # timed at its own rows; others at as many as fill the memory system
 
     @property
     def options(self) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class Operands(NamedTuple):
 
 CASES = (
     # Norms over one head or one latent: many short rows.
-    Case("head 128", "Qwen3-8B: 32 query heads of 128, dense", 4096 * 32, 128, timed=True),
+    Case("head 128", "Qwen3-8B: 32 query heads of 128, dense", 4096 * 32, 128, timed=True, benched=True),
     Case("q of fused qkv", "Qwen3-8B: 32 query heads of 128 in 48 heads", 4096 * 32, 128, "slice", 32, 48 * 128),
     Case("k of fused qkv", "Qwen3-8B: 8 key heads after the queries", 4096 * 8, 128, "slice", 8, 48 * 128, 32 * 128),
     Case("q without weight", "Llama 4: query and key norm has no weight", 4096 * 40, 128, weight="none", eps=1e-5),
@@ -64,18 +67,18 @@ CASES = (
     Case("q latent 1536", "DeepSeek-V3: q_lora_rank", 4096, 1536),
     # Norms over the residual stream.
     Case("T5 small", "d_model 512", 4096, 512, timed=True),
-    Case("Qwen3 0.6B", "hidden_size 1024", 4096, 1024, timed=True),
+    Case("Qwen3 0.6B", "hidden_size 1024", 4096, 1024, timed=True, benched=True),
     Case("Llama 3.2 1B", "hidden_size 2048", 4096, 2048, eps=1e-5, timed=True),
     Case("Gemma 2 2B", "hidden_size 2304, weight + 1", 4096, 2304, weight_offset=1.0),
-    Case("gpt-oss", "hidden_size 2880 of 20b and 120b", 4096, 2880, eps=1e-5, timed=True),
-    Case("Llama 3.1 8B", "hidden_size 4096", 4096, 4096, eps=1e-5, timed=True),
+    Case("gpt-oss", "hidden_size 2880 of 20b and 120b", 4096, 2880, eps=1e-5, timed=True, benched=True),
+    Case("Llama 3.1 8B", "hidden_size 4096", 4096, 4096, eps=1e-5, timed=True, benched=True),
     Case("Llama 3.1 8B one token", "decoding at batch 1", 1, 4096, eps=1e-5),
     Case("Llama 3.1 8B rounded", "x rounded before the weight", 4096, 4096, eps=1e-5, round_before_weight=True),
     Case("Qwen3 8B fp32 weight", "mixed-precision training", 4096, 4096, weight="float32"),
-    Case("Qwen3 14B", "hidden_size 5120", 4096, 5120, timed=True),
+    Case("Qwen3 14B", "hidden_size 5120", 4096, 5120, timed=True, benched=True),
     Case("DeepSeek-V3", "hidden_size 7168", 4096, 7168, timed=True),
-    Case("Llama 3.1 70B", "hidden_size 8192", 4096, 8192, eps=1e-5, timed=True),
-    Case("Llama 3.1 405B", "hidden_size 16384", 4096, 16384, eps=1e-5, timed=True),
+    Case("Llama 3.1 70B", "hidden_size 8192", 4096, 8192, eps=1e-5, timed=True, benched=True),
+    Case("Llama 3.1 405B", "hidden_size 16384", 4096, 16384, eps=1e-5, timed=True, benched=True),
     # Sizes that no kernel is tuned for.
     Case("one element", "y = ±weight where eps is small", 300, 1),
     Case("odd 7", "narrower than one 16-byte load", 300, 7),
@@ -96,6 +99,30 @@ CASES = (
     Case("tiny eps 1e-6", "eps decides", 37, 1000, values="tiny"),
     Case("constant", "equal numbers add up all their rounding errors", 5, 16384, values="constant"),
 )
+
+# What only benchmarks run: other widths, and few rows, as decoding and short prompts have them.
+SIZES = (
+    Case("hidden 64", "heads of 64: gpt-oss", 4096 * 64, 64),
+    Case("hidden 576", "SmolLM2 135M", 4096, 576),
+    Case("hidden 1001", "odd: rows start unaligned", 4096, 1001),
+    Case("hidden 1536", "Qwen2.5 1.5B", 4096, 1536),
+    Case("hidden 3584", "Qwen2.5 7B", 4096, 3584),
+    Case("hidden 4095", "one short of a power of two", 4096, 4095),
+    Case("hidden 5125", "a ragged second block", 4096, 5125),
+    Case("hidden 12288", "GPT-3 175B", 4096, 12288),
+    Case("hidden 13824", "Llama 2 13B's intermediate_size", 4096, 13824),
+    Case("hidden 32768", "wider than models are", 1024, 32768),
+    Case("hidden 65536", "wider than models are", 512, 65536, benched=True),
+    Case("hidden 131072", "wider than models are", 256, 131072),
+    Case("hidden 262144", "wider than models are", 128, 262144),
+    *(
+        Case(f"few {rows} × {hidden}", f"{rows} rows of {hidden}", rows, hidden, benched=True, few=True)
+        for rows, hidden in (
+            (1, 4096), (16, 4096), (64, 4096), (256, 4096), (4096, 4096),
+            (1, 7168), (64, 7168), (1, 16384), (1024, 8192), (2048, 128),
+        )
+    ),
+)  # fmt: skip
 
 
 def make(

@@ -48,25 +48,41 @@ def buffer_sets(bytes_per_set: int) -> int:
     return min(MAX_SETS, max(1, -(-COLD_BYTES // max(1, bytes_per_set))))
 
 
-def time_together(calls: Mapping[str, Sequence[Call]], device: torch.device, *, rounds: int = ROUNDS) -> dict[str, Timing]:
+def time_together(
+    calls: Mapping[str, Sequence[Call]], device: torch.device, *, rounds: int = ROUNDS, failed: dict[str, str] | None = None
+) -> dict[str, Timing]:
     """Time what ``calls`` names against each other on ``device``, each as one call per buffer set.
 
     A round takes one sample of each; every other round goes in reverse order, so that none always follows the same one.
-    The calls must do all their work on ``device``, on the current stream, and be capturable in a CUDA graph there.
+    The calls must do all their work on ``device``, on the current stream, and be capturable in a CUDA graph there. What
+    raises when it is first called or captured ends the run, or, given ``failed``, is left out and its reason put there.
     """
     sampler = _graph_sampler if device.type == "cuda" else _clock_sampler
     with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        samplers = {name: sampler(sets) for name, sets in calls.items()}
+        samplers: dict[str, Callable[[], float]] = {}
+        for name, sets in calls.items():
+            try:
+                samplers[name] = sampler(sets)
+            except Exception as error:  # whatever it is, the others can be timed
+                if failed is None:
+                    raise
+                failed[name] = one_line(error)
         samples: dict[str, list[float]] = {name: [] for name in samplers}
         for sample in samplers.values():
             sample()
         for number in range(rounds):
             for name in list(samplers) if number % 2 else reversed(samplers):
                 samples[name].append(samplers[name]())
-    return {name: _summary(values) for name, values in samples.items()}
+    return {name: summary(values) for name, values in samples.items()}
 
 
-def _summary(samples: list[float]) -> Timing:
+def one_line(error: Exception) -> str:
+    """Why something failed, in one line. Not the exception itself, which would keep alive the tensors of its frames."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def summary(samples: Sequence[float]) -> Timing:
     fifths = statistics.quantiles(samples, n=5, method="inclusive")
     return Timing(statistics.median(samples), fifths[0], fifths[-1])
 
@@ -114,8 +130,12 @@ def _captured(calls: Sequence[Call], passes: int) -> torch.cuda.CUDAGraph:
             call()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        _rotate(calls, passes)
+    current = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            _rotate(calls, passes)
+    finally:
+        torch.cuda.set_stream(current)  # which torch.cuda.graph does not where a call made the capture invalid
     return graph
 
 

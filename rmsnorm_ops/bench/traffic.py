@@ -1,12 +1,33 @@
-"""Bytes that must move through memory, each operand once. What an operation moves beyond them is its own fault.
+"""Bytes that must move through memory, each operand once, and the arithmetic between. What an operation moves beyond them is
+its own fault.
 
-All counts are bytes. dtypes are those of x (y, dy and dx share it) and of weight, None where there is no weight: a weight
-is read once a call, for it stays in cache from the first row on.
+Counts are bytes, FLOPS apart. dtypes are those of x (y, dy and dx share it) and of weight, None where there is no weight: a
+weight is read once a call, for it stays in cache from the first row on.
 """
 
 from __future__ import annotations
 
 import torch
+
+OPERATIONS = ("forward", "add_forward", "backward", "forward+backward")
+
+# fp32 operations an element; those of which there is one a row are left out.
+# forward: square and add, times rstd, times weight. add_forward: one addition more.
+# backward: h = dy · weight (1); Σx² and Σh·x (4); dx = rstd · (h − x · c) (3); dweight += dy · (x · rstd) (3).
+FLOPS = {"forward": 4, "add_forward": 5, "backward": 11, "forward+backward": 15}
+
+
+def moved(operation: str, rows: int, hidden: int, x: torch.dtype, weight: torch.dtype | None = None) -> int:
+    """Bytes of ``operation``, with a residual of x's dtype. Forward and backward are two passes: x is read in both."""
+    if operation == "add_forward":
+        return add_forward(rows, hidden, x, x, weight)
+    total = forward(rows, hidden, x, weight) if operation.startswith("forward") else 0
+    return total + (backward(rows, hidden, x, weight) if operation.endswith("backward") else 0)
+
+
+def intensity(operation: str, moved_bytes: int, elements: int) -> float:
+    """Arithmetic intensity of ``operation``, in FLOP a byte."""
+    return FLOPS[operation] * elements / moved_bytes
 
 
 def copy(elements: int, dtype: torch.dtype) -> int:

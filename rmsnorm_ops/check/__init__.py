@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+
+from rmsnorm_ops.bench import command
 
 NEEDED = ("rich", "numpy")  # what the bench extra brings
 
@@ -18,16 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 where everything is within its bound, 1 where something is not, 2 where the check could not start."""
-    try:
+
+    def start() -> int:
         from rmsnorm_ops.check import session
-    except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if package not in NEEDED:
-            raise
-        print(f"check needs the package {package}: pip install 'rmsnorm_ops[bench]' brings it", file=sys.stderr)
-        return 2
-    try:
+
         return session.check(arguments.case, arguments.device, arguments.json)
-    except session.CannotStart as error:
-        print(f"check cannot start: {error}", file=sys.stderr)
-        return 2
+
+    return command.started("check", NEEDED, start)

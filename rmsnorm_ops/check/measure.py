@@ -14,10 +14,8 @@ from torch import Tensor
 from rmsnorm_ops import accuracy, launch, reference
 from rmsnorm_ops.bench import cases
 from rmsnorm_ops.bench.cases import Case
-
-
-class CannotStart(Exception):
-    """The machine or the arguments do not allow the check that was asked for; the message is one sentence."""
+from rmsnorm_ops.bench.command import refuse_interpreter
+from rmsnorm_ops.bench.environment import has_triton
 
 
 @dataclass(frozen=True)
@@ -60,21 +58,10 @@ def implementations(device: torch.device) -> list[Implementation]:
     if device.type == "cpu":
         kernels = Implementation("Triton kernels, interpreted on the CPU", device, launch.forward, 2**13, True)
     else:
-        from triton import knobs
-
-        if knobs.runtime.interpret:
-            raise CannotStart("TRITON_INTERPRET is set, so no kernel would run on the GPU; unset it, or use --device cpu")
+        refuse_interpreter(device)
         name = f"Triton kernels on {torch.cuda.get_device_name(device)}"
         kernels = Implementation(name, device, torch.ops.rmsnorm.forward, 2**20)
     return [*found, kernels]
-
-
-def has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def judged() -> tuple[torch.dtype, ...]:

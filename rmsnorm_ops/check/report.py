@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import math
-import platform
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm_ops.bench import cases
-from rmsnorm_ops.check import measure
+from rmsnorm_ops.bench import cases, records
+from rmsnorm_ops.bench.cases import SHORT
+from rmsnorm_ops.bench.console import table
+from rmsnorm_ops.bench.measure import Measurement
 from rmsnorm_ops.check.measure import Result
-from rmsnorm_ops.check.speed import Speed
-from rmsnorm_ops.version import __version__
-
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def accuracy_table(results: Sequence[Result]) -> tuple[Text, Table]:
     """The results of one implementation under a title: a line a case, a column a dtype."""
-    table = _table()
-    table.add_column("hidden", justify="right")
-    table.add_column("rows", justify="right")
+    lines = table("case")
+    lines.add_column("hidden", justify="right")
+    lines.add_column("rows", justify="right")
     for dtype in cases.DTYPES:
-        table.add_column(SHORT[dtype], justify="right", no_wrap=True)
+        lines.add_column(SHORT[dtype], justify="right", no_wrap=True)
     by_case: dict[str, dict[torch.dtype, Result]] = {}
     for result in results:
         by_case.setdefault(result.case.name, {})[result.dtype] = result
     for name, by_dtype in by_case.items():
         first = next(iter(by_dtype.values()))
         cells = [_cell(by_dtype.get(dtype)) for dtype in cases.DTYPES]
-        table.add_row(name, str(first.case.hidden), str(first.rows), *cells)
-    return Text(f"\n{results[0].implementation}: largest error / bound, in ulp", style="bold"), table
+        lines.add_row(name, str(first.case.hidden), str(first.rows), *cells)
+    return Text(f"\n{results[0].implementation}: largest error / bound, in ulp", style="bold"), lines
 
 
 def _cell(result: Result | None) -> Text:
@@ -54,116 +47,54 @@ def _cell(result: Result | None) -> Text:
     return Text(f"{error}{sign}{bound}", style=style)
 
 
-def speed_table(speeds: Sequence[Speed], device: str) -> tuple[Text, Table]:
+def speed_table(speeds: Sequence[Measurement], device: str) -> tuple[Text, Table]:
     """The timed cases of one operator on a GPU under a title: a line a case."""
-    table = _table()
+    lines = table("case")
     for column in ("hidden", "µs", "spread", "GB/s", "copy GB/s", "of copy"):
-        table.add_column(column, justify="right", no_wrap=True)
+        lines.add_column(column, justify="right", no_wrap=True)
     for speed in speeds:
-        time = speed.time
-        table.add_row(
-            speed.case.name, str(speed.case.hidden), f"{time.median_us:.1f}",
-            f"±{(time.high_us - time.low_us) / time.median_us * 50:.1f} %",
+        if speed.time is None or speed.gb_s is None:
+            lines.add_row(speed.problem.case.name, str(speed.problem.case.hidden), speed.status)
+            continue
+        lines.add_row(
+            speed.problem.case.name, str(speed.problem.case.hidden), f"{speed.time.median_us:.1f}", f"±{speed.spread:.1%}",
             f"{speed.gb_s:.0f}", f"{speed.copy_gb_s:.0f}", f"{speed.fraction:.3f}",
         )  # fmt: skip
-    size = round(math.log2(speeds[0].rows * speeds[0].case.hidden))
-    title = f"\n{speeds[0].operation} on {device}, bf16, 2^{size} elements, against a copy in the same run"
-    return Text(title, style="bold"), table
+    problem = speeds[0].problem
+    size = round(math.log2(problem.elements))
+    title = f"\n{problem.operation} on {device}, bf16, 2^{size} elements, against a copy in the same run"
+    return Text(title, style="bold"), lines
 
 
-def _table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("case", overflow="fold", min_width=10)
-    return table
-
-
-def failures(results: Sequence[Result]) -> list[str]:
-    """A sentence for each result that falls short."""
-    return [
+def failures(results: Sequence[Result], speeds: Sequence[Measurement] = ()) -> list[str]:
+    """A sentence for each result that falls short, and for what was too wrong to time."""
+    found = [
         f"{result.implementation}, {result.case.name}, {SHORT[result.dtype]}: "
         + (result.failure or f"error {result.error:.6g} ulp, bound {result.bound:.6g}")
         for result in results
         if not result.ok
     ]
+    untimed = [speed for speed in speeds if speed.time is None]
+    return found + [f"{speed.problem.operation}, {speed.problem.case.name}, not timed: {speed.reason}" for speed in untimed]
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on besides the code: versions, and the device and its driver where that is a GPU."""
-    gpu = device.type == "cuda"
-    return {
-        "rmsnorm_ops": __version__,
-        "torch": torch.__version__,
-        "triton": _triton_version(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
-        "cuda": torch.version.cuda if gpu else None,
-        "hip": torch.version.hip if gpu else None,
-        "driver": _driver() if gpu else None,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def document(environment: dict[str, Any], results: Sequence[Result], speeds: Sequence[Speed]) -> dict[str, Any]:
+def document(environment: dict[str, Any], results: Sequence[Result], speeds: Sequence[Measurement]) -> dict[str, Any]:
     """Everything, as JSON types. An error is null where ``failure`` says why there is no finite one."""
     return {
         "versions": environment,
-        "ok": all(result.ok for result in results),
+        "ok": not failures(results, speeds),
         "results": [_result_row(result) for result in results],
-        "speeds": [_speed_row(speed) for speed in speeds],
-    }
-
-
-def _case_row(case: cases.Case, rows: int) -> dict[str, Any]:
-    return {
-        "case": case.name,
-        "source": case.source,
-        "rows": rows,
-        "hidden": case.hidden,
-        "layout": case.layout,
-        "weight": case.weight,
-        "eps": case.eps,
-        "values": case.values,
-        **case.options,
+        "speeds": [records.of_speed(speed) for speed in speeds],
     }
 
 
 def _result_row(result: Result) -> dict[str, Any]:
     return {
         "implementation": result.implementation,
-        **_case_row(result.case, result.rows),
+        **records.of_case(result.case, result.rows),
         "dtype": SHORT[result.dtype],
         "error_ulp": result.error if math.isfinite(result.error) else None,
         "bound_ulp": result.bound,
         "ok": result.ok,
         "failure": result.failure or None,
     }
-
-
-def _speed_row(speed: Speed) -> dict[str, Any]:
-    row = _case_row(speed.case, speed.rows) | {"dtype": "bf16", "operation": speed.operation}
-    for prefix, time, moved in (("", speed.time, speed.moved_bytes), ("copy_", speed.copy, speed.copy_bytes)):
-        row |= {f"{prefix}us": time.median_us, f"{prefix}low_us": time.low_us, f"{prefix}high_us": time.high_us}
-        row |= {f"{prefix}bytes": moved}
-    return row | {"gb_s": speed.gb_s, "copy_gb_s": speed.copy_gb_s, "fraction_of_copy": speed.fraction}
-
-
-def _triton_version() -> str | None:
-    if not measure.has_triton():
-        return None
-    import triton
-
-    return str(triton.__version__)
-
-
-def _driver() -> str | None:
-    """The GPU driver's version, as NVIDIA's tool or AMD's kernel module tells it; None where neither does."""
-    amd = Path("/sys/module/amdgpu/version")
-    if torch.version.hip:
-        return amd.read_text().strip() if amd.exists() else None
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
-    return answer[0] if answer else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
+
+RSQRT = "= math.rsqrt "
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,14 @@ class Ordinary:
 def ordinary(text: str) -> Ordinary:
     """Read what is outside of every scf.if of a kernel.
 
-    A loop over tiles has the rsqrt of one tile in its body. What loads ahead may have another after it, for the last tiles.
+    A loop over tiles has the rsqrt of one tile in its body. What loads ahead may have another after it, for the last tiles, and
+    before it stands what is done once a program.
     """
-    lines = without(text, "scf.if")
-    rsqrts = lines.count("= math.rsqrt ")
-    after_loop = without(lines, "scf.for").count("= math.rsqrt ")
-    return Ordinary(rsqrts - after_loop or rsqrts, tuple(re.findall(r"= (arith\.divf|math\.sqrt) ", lines)))
+    lines = without(text, "scf.if").splitlines()
+    besides = Counter(without("\n".join(lines), "scf.for").splitlines())
+    in_loops = [line for line in lines if not besides[line]]
+    counted = "\n".join(in_loops if any(RSQRT in line for line in in_loops) else lines)
+    return Ordinary(counted.count(RSQRT), tuple(re.findall(r"= (arith\.divf|math\.sqrt) ", counted)))
 
 
 def without(text: str, operation: str) -> str:

@@ -25,9 +25,14 @@ class Rule(NamedTuple):
     check: Callable[[Examined], str | None]
 
 
-_NORMS = ("resident_forward", "streamed_forward", "resident_backward", "streamed_backward")
+_NORMS = tuple(f"{strategy}_{way}" for strategy in ("resident", "streamed", "shared") for way in ("forward", "backward"))
+_PERSISTENT = ("resident_backward", "shared_forward", "shared_backward")
 # What is no row, and is read or written a few bytes at a time.
-_NARROW_LOADS = {"weight_gradient": "the two factors of each row's rstd"}
+_NARROW_LOADS = {
+    "weight_gradient": "the two factors of each row's rstd",
+    "shared_forward": "the parts of a sum that the programs of a row publish",
+    "shared_backward": "likewise",
+}
 _NARROW_STORES = {
     "streamed_backward": "the two factors of a row's rstd",
     "sum_partials": "dweight: 32 columns a program, from a sum over its threads",
@@ -77,8 +82,8 @@ def _reduction(examined: Examined) -> str | None:
         return None
     if not examined.instructions.shuffles:
         return "no shuffles"
-    # Forward keeps nothing in shared memory but a number a warp; backward loads ahead into it.
-    if examined.kernel.endswith("_forward") and examined.shared > 4096:
+    # Nothing is in shared memory but a number a warp, unless persistent programs load ahead into it.
+    if examined.kernel not in _PERSISTENT and not examined.kernel.endswith("_backward") and examined.shared > 4096:
         return f"{examined.shared} bytes of shared memory for a reduction"
     return None
 
@@ -110,7 +115,7 @@ def _limits(examined: Examined) -> str | None:
 
 def _persistent(examined: Examined) -> str | None:
     resident = examined.occupancy.programs * examined.target.limits.processors
-    if examined.kernel != "resident_backward" or examined.plan.persistent <= resident:
+    if examined.kernel not in _PERSISTENT or examined.plan.persistent <= resident:
         return None
     return f"{examined.plan.persistent} programs for {resident} places: some wait until others have done all their tiles"
 

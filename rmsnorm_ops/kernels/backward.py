@@ -18,10 +18,10 @@ from rmsnorm_ops.kernels.forward import streamed_magnitude
 _STRIDES = [
     "n_rows", "dy_inner_rows", "dy_outer_stride", "dy_inner_stride", "x_inner_rows", "x_outer_stride", "x_inner_stride",
 ]  # fmt: skip
-_RUNTIME = [*_STRIDES, "dsum_inner_rows", "dsum_outer_stride", "dsum_inner_stride"]
+RUNTIME = [*_STRIDES, "dsum_inner_rows", "dsum_outer_stride", "dsum_inner_stride"]
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME)
 def resident_backward(
     dy_ptr, x_ptr, dsum_ptr, weight_ptr, dx_ptr, dresidual_ptr, partial_ptr,
     eps: tl.float64, n_rows: tl.int64,
@@ -31,10 +31,11 @@ def resident_backward(
     HIDDEN: tl.constexpr, FP64: tl.constexpr, WEIGHT_OFFSET: tl.constexpr,
     DY_ALIGN: tl.constexpr, DY_FOLDED: tl.constexpr, X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr,
     DSUM_ALIGN: tl.constexpr, DSUM_FOLDED: tl.constexpr,
-    ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr, RELOAD_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of ROWS rows, each row a block of HEAD and, where TAIL > 0, one of TAIL elements; a program takes every
-    num_programs-th tile, keeps its part of dweight in registers and stores it to its row of partial [programs, hidden]."""
+    num_programs-th tile, keeps its part of dweight in registers and stores it to its row of partial [programs, hidden].
+    RELOAD_WEIGHT reads the weight with each tile, where the registers hold no more beside the row and dweight."""
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
     columns = tl.arange(0, HEAD)
     weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
@@ -57,18 +58,23 @@ def resident_backward(
             )
         x = tile.load(x_row, mask, columns, HIDDEN, COMPUTE)
         dy = tile.load(dy_row, mask, columns, HIDDEN, COMPUTE)
+        if RELOAD_WEIGHT:
+            weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
         h = dy * weight
         squares = x * x
         products = h * x
         if TAIL > 0:
             tail_x = tile.load(x_row, mask, tail_columns, HIDDEN, COMPUTE)
             tail_dy = tile.load(dy_row, mask, tail_columns, HIDDEN, COMPUTE)
+            if RELOAD_WEIGHT:
+                tail_weight = tile.load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
             tail_h = tail_dy * tail_weight
             squares = rowmath.fold(squares, tail_x * tail_x)
             products = rowmath.fold(products, tail_h * tail_x)
-        mean = rowmath.mean_square(rowmath.row_sum(squares), eps, HIDDEN)
+        square_sum, product_sum = rowmath.row_sums(squares, products)
+        mean = rowmath.mean_square(square_sum, eps, HIDDEN)
         rstd = rowmath.rsqrt(mean)
-        c = rowmath.mean_of(rowmath.row_sum(products), HIDDEN) * rstd
+        c = rowmath.mean_of(product_sum, HIDDEN) * rstd
 
         rescue = rowmath.needs_rescue(mean, 60)
         if tl.max(rescue.to(tl.int32), axis=0) > 0:
@@ -121,7 +127,7 @@ def resident_backward(
             tl.store(partial_row + tail_columns, tl.sum(tail_dweight, axis=0), mask=tail_columns < HIDDEN)
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME)
 def streamed_backward(
     dy_ptr, x_ptr, dsum_ptr, weight_ptr, dx_ptr, dresidual_ptr, row_scales_ptr,
     eps: tl.float64, n_rows: tl.int64,
@@ -131,9 +137,9 @@ def streamed_backward(
     HIDDEN: tl.constexpr, FP64: tl.constexpr, WEIGHT_OFFSET: tl.constexpr,
     DY_ALIGN: tl.constexpr, DY_FOLDED: tl.constexpr, X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr,
     DSUM_ALIGN: tl.constexpr, DSUM_FOLDED: tl.constexpr,
-    ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr, RELOAD_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """One row a program (ROWS = 1), read twice in blocks of HEAD: for the sums, then for dx. TAIL and STAGES are not used.
+    """One row a program (ROWS = 1), read twice in blocks of HEAD: for the sums, then for dx. The last three are not used.
 
     row_scales [rows, 2] receives the two factors of rstd, for weight_gradient.
     """
@@ -154,14 +160,14 @@ def streamed_backward(
 
     prescale = tl.full([ROWS], 1.0, COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
-    squares, products = _streamed_sums(x_row, dy_row, weight_ptr, mask, prescale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
+    squares, products = streamed_sums(x_row, dy_row, weight_ptr, mask, prescale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
     mean = rowmath.mean_square(squares, eps, HIDDEN)
     rstd = rowmath.rsqrt(mean)
     c = rowmath.mean_of(products, HIDDEN) * rstd
     if tl.max(rowmath.needs_rescue(mean, 60).to(tl.int32), axis=0) > 0:
         magnitude = streamed_magnitude(x_row, None, mask, HIDDEN, COMPUTE, HEAD)
         scale = rowmath.power_of_two_scale(magnitude, eps)
-        squares, products = _streamed_sums(x_row, dy_row, weight_ptr, mask, scale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
+        squares, products = streamed_sums(x_row, dy_row, weight_ptr, mask, scale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
         mean = rowmath.mean_square(squares, eps * scale * scale, HIDDEN)
         rstd, prescale = rowmath.rescued_rstd(mean, scale)
         c = rowmath.mean_of(products, HIDDEN) * rowmath.rsqrt(mean) * prescale
@@ -178,7 +184,7 @@ def streamed_backward(
 
 
 @triton.jit
-def _streamed_sums(
+def streamed_sums(
     x_row, dy_row, weight_ptr, mask, scale,
     HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

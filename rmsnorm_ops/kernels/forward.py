@@ -11,13 +11,13 @@ from rmsnorm_ops.kernels import rowmath, tile
 
 # A compiled kernel serves every number of rows and every stride: Triton must not compile for the first call's (1, or a
 # multiple of 16).
-_RUNTIME = [
+RUNTIME = [
     "n_rows", "x_inner_rows", "x_outer_stride", "x_inner_stride",
     "residual_inner_rows", "residual_outer_stride", "residual_inner_stride",
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME)
 def resident_forward(
     x_ptr, residual_ptr, weight_ptr, y_ptr, residual_out_ptr,
     eps: tl.float64, n_rows: tl.int64,
@@ -81,7 +81,7 @@ def resident_forward(
         tile.store(y_row, y, mask, tail_columns, HIDDEN)
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME)
 def streamed_forward(
     x_ptr, residual_ptr, weight_ptr, y_ptr, residual_out_ptr,
     eps: tl.float64, n_rows: tl.int64,
@@ -109,13 +109,13 @@ def streamed_forward(
 
     one = tl.full([ROWS], 1.0, COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
-    total = _streamed_square_sum(x_row, residual_row, sum_row, mask, one, HIDDEN, COMPUTE, HEAD)
+    total = streamed_square_sum(x_row, residual_row, sum_row, mask, one, HIDDEN, COMPUTE, HEAD)
     mean = rowmath.mean_square(total, eps, HIDDEN)
     rstd = rowmath.rsqrt(mean)
     prescale = one
     if tl.max(rowmath.needs_rescue(mean, 100).to(tl.int32), axis=0) > 0:
         scale = rowmath.power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, COMPUTE, HEAD), eps)
-        total = _streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
+        total = streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
         rstd, prescale = rowmath.rescued_rstd(rowmath.mean_square(total, eps * scale * scale, HIDDEN), scale)
     for start in range(0, HIDDEN, HEAD):
         columns = start + tl.arange(0, HEAD)
@@ -126,7 +126,7 @@ def streamed_forward(
 
 
 @triton.jit
-def _streamed_square_sum(
+def streamed_square_sum(
     x_row, residual_row, sum_row, mask, scale, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Σ(scale·x)² a row."""

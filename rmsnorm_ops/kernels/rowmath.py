@@ -14,8 +14,7 @@ def row_sum(x):
     if x.shape[0] == 1:
         # A row of its own spreads over all threads, many elements each: chains are cut. The sum is a scalar, so that no
         # layout of it spreads to the tile.
-        x = tl.sum(tl.reshape(x, (x.shape[1] // min(CHAIN, x.shape[1]), min(CHAIN, x.shape[1]))), axis=1)
-        return tl.full([1], tl.sum(x, axis=0), x.dtype)
+        return tl.full([1], tl.sum(_chains(x), axis=0), x.dtype)
     else:
         return tl.sum(x, axis=1)
 
@@ -29,6 +28,22 @@ def row_magnitude(x):
         return tl.full([1], tl.max(tl.reshape(x, (x.shape[1],)), axis=0), x.dtype)
     else:
         return tl.max(x, axis=1)
+
+
+@triton.jit
+def row_sums(x, y):
+    """``row_sum`` of both. Those of a single row go through shared memory together: half the barriers."""
+    if x.shape[0] == 1:
+        x_sum, y_sum = tl.split(tl.sum(tl.join(_chains(x), _chains(y)), axis=0))
+        return tl.full([1], x_sum, x.dtype), tl.full([1], y_sum, x.dtype)
+    else:
+        return tl.sum(x, axis=1), tl.sum(y, axis=1)
+
+
+@triton.jit
+def _chains(x):
+    """Sums of CHAIN neighbours in a single row."""
+    return tl.sum(tl.reshape(x, (x.shape[1] // min(CHAIN, x.shape[1]), min(CHAIN, x.shape[1]))), axis=1)
 
 
 @triton.jit

@@ -30,8 +30,14 @@ def strided_rows(ptr, rows, inner_rows, outer_stride, inner_stride, ALIGN: tl.co
 @triton.jit
 def load(row, mask, columns, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr):
     """The elements in the compute type; 0 beyond the last row or column. Widened at once: no arithmetic is ever narrower."""
+    return load_narrow(row, mask, columns, HIDDEN).to(COMPUTE)
+
+
+@triton.jit
+def load_narrow(row, mask, columns, HIDDEN: tl.constexpr):
+    """The elements as the tensor has them, to be widened before any arithmetic."""
     inside = mask[:, None] & (columns < HIDDEN)[None, :]
-    return tl.load(row[:, None] + columns[None, :], mask=inside, other=0.0).to(COMPUTE)
+    return tl.load(row[:, None] + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -54,12 +60,19 @@ def store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, columns, HIDDEN: t
 @triton.jit
 def load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr):
     """x, or with a residual x + residual as it is stored: rounded to residual's dtype. Stored where sum_row is given."""
-    x = load(x_row, mask, columns, HIDDEN, COMPUTE)
-    if residual_row is not None:
-        x = (x + load(residual_row, mask, columns, HIDDEN, COMPUTE)).to(residual_row.dtype.element_ty)
+    return load_stored(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE).to(COMPUTE)
+
+
+@triton.jit
+def load_stored(x_row, residual_row, sum_row, mask, columns, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr):
+    """As ``load_sum``, in the dtype of the tensor it comes from: to keep, and to widen before any arithmetic."""
+    if residual_row is None:
+        x = load_narrow(x_row, mask, columns, HIDDEN)
+    else:
+        x = load(x_row, mask, columns, HIDDEN, COMPUTE) + load(residual_row, mask, columns, HIDDEN, COMPUTE)
+        x = x.to(residual_row.dtype.element_ty)
         if sum_row is not None:
             store(sum_row, x, mask, columns, HIDDEN)
-        x = x.to(COMPUTE)
     return x
 
 
