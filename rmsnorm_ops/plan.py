@@ -21,6 +21,8 @@ class DeviceLimits:
     processors: int  # streaming multiprocessors, compute units
     shared_memory: int  # bytes a program may have
     cooperative: bool = False  # programs that wait for one another may be launched
+    # Where Triton keeps the loads of the tiles ahead: its AMD backend, in registers.
+    ahead: Literal["shared memory", "registers"] = "shared memory"
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,13 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
     # With a row this wide the weight no longer fits into the registers. Read anew it costs a pass through L2 (12288: 0.94 of a
     # copy's speed, 0.73 where it was kept and other values spilled).
     reload_weight = head + tail > 8192
-    loaded = shape.rows * (head + tail) * (problem.loaded + (problem.weight if reload_weight else 0))
+    loaded = problem.loaded + (problem.weight if reload_weight else 0)
+    tile = shape.rows * (head + tail)
+    if limits.ahead == "registers":
+        elements = tile // max(shape.threads, limits.warp_size)
+        stages = min(shape.stages, _stages_in_registers(problem, elements, loaded))
+    else:
+        stages = _stages(shape.stages, tile * loaded, limits.shared_memory // shape.per_processor)
     return LaunchPlan(
         "resident",
         shape.rows,
@@ -149,9 +157,20 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
         tail,
         _warps(shape.threads, limits),
         persistent=shape.per_processor * limits.processors,
-        stages=_stages(shape.stages, loaded, limits.shared_memory),
+        stages=stages,
         reload_weight=reload_weight,
     )
+
+
+def _stages_in_registers(problem: RowProblem, elements: int, loaded: int) -> int:
+    """2 where a thread of ``elements`` has room for those of the next tile, else 1.
+
+    gfx942 and gfx1100 take 6.5 registers an element besides: with one tile ahead they stay within the 256 that every AMD thread
+    has. Rows of 16384 spilled from the second on, and each repeats the loop's code.
+    """
+    taken = elements * ((13 if problem.fp64 else 6.5) + loaded / 4)
+    # Rows that are read element by element have addresses to keep besides.
+    return 2 if taken <= 240 and problem.hidden * problem.itemsize % 16 == 0 else 1
 
 
 def _may_share(problem: RowProblem, head: int, limits: DeviceLimits) -> bool:

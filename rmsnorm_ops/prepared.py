@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -23,7 +24,7 @@ class Prepared:
     kernel: Any
     plan: LaunchPlan
     constants: tuple[Any, ...]
-    index: int | None  # of the GPU; None for the interpreter
+    index: int | None  # of the GPU; None for the interpreter and for inspect/
     # Held after the first launch (executors.py): the compiled kernel's own launch, what it takes before the kernel's
     # arguments, and the hooks of a profiler, which want the public launch.
     run: Callable[..., Any] | None = None
@@ -42,9 +43,14 @@ _prepared: dict[tuple[Any, ...], Prepared] = {}
 
 find = _prepared.get
 
+# Takes the launches, which are on meta tensors, while inspect/ records: (prepared, grid, arguments).
+RECORDED: ContextVar[list[tuple[Prepared, tuple[int, int], tuple[Any, ...]]] | None] = ContextVar("recorded", default=None)
+
 
 def keep(key: tuple[Any, ...], made: Prepared) -> Prepared:
     """The kernel for ``key``: what another thread has kept meanwhile, else ``made``."""
+    if RECORDED.get() is not None:  # meta tensors stand for one GPU after another
+        return made
     return _prepared.setdefault(key, made)
 
 
@@ -77,7 +83,11 @@ def launch(prepared: Prepared, x: int, y: int, arguments: tuple[Any, ...]) -> No
         # All that the public launch would look up again, ``prepared`` stands for.
         prepared.run(x, y, 1, _current_stream(index), *prepared.before, *arguments, *prepared.constants)
     elif index is None:
-        _executors().interpreted(prepared, (x, y), arguments)
+        recorded = RECORDED.get()
+        if recorded is None:
+            _executors().interpreted(prepared, (x, y), arguments)
+        else:
+            recorded.append((prepared, (x, y), arguments))
     else:
         with torch.cuda.device(index):
             _executors().compiled(prepared, (x, y), arguments)

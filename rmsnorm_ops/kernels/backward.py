@@ -78,9 +78,9 @@ def resident_backward(
 
         rescue = rowmath.needs_rescue(mean, 60)
         if tl.max(rescue.to(tl.int32), axis=0) > 0:
-            magnitude = tl.max(tl.abs(x), axis=1)
+            magnitude = rowmath.row_magnitude(x)
             if TAIL > 0:
-                magnitude = tl.maximum(magnitude, tl.max(tl.abs(tail_x), axis=1))
+                magnitude = tl.maximum(magnitude, rowmath.row_magnitude(tail_x))
             scale = tl.where(rescue, rowmath.power_of_two_scale(magnitude, eps), 1.0)
             scaled = x * scale[:, None]
             squares = scaled * scaled

@@ -58,9 +58,9 @@ def resident_forward(
     rstd = rowmath.rsqrt(mean)
     rescue = rowmath.needs_rescue(mean, 100)
     if tl.max(rescue.to(tl.int32), axis=0) > 0:
-        magnitude = tl.max(tl.abs(head), axis=1)
+        magnitude = rowmath.row_magnitude(head)
         if TAIL > 0:
-            magnitude = tl.maximum(magnitude, tl.max(tl.abs(tail), axis=1))
+            magnitude = tl.maximum(magnitude, rowmath.row_magnitude(tail))
         scale = rowmath.power_of_two_scale(magnitude, eps)
         scaled = head * scale[:, None]
         squares = scaled * scaled
