@@ -43,7 +43,8 @@ def forward(
     check_forward(x, weight, eps, weight_offset)
     y, _, found, strides = _forward(x, None, weight, eps, weight_offset, round_before_weight, plan)
     # On AMD GPUs a kernel is for tensors of a size, and a shared one wants slots.
-    if weight is not None and found is not None and found.plan.strategy != "shared" and not HIP and _dense(x, weight):
+    again = found is not None and found.run is not None and found.plan.strategy != "shared" and not HIP
+    if weight is not None and again and _dense(x, weight):
         _usual[usual] = found, strides
     return y
 

@@ -110,7 +110,7 @@ def test_pinned_plans() -> None:
   20480 | shared 1x1024/20 w1 x8 s4          | streamed 1x16384 w16
   32768 | shared 1x1024/32 w1 x8 s4          | streamed 1x16384 w16
   65536 | shared 1x1024/64 w1 x8 s4          | streamed 1x16384 w16
- 131072 | shared 1x4096/32 w4 x2 s4          | streamed 1x16384 w16
+ 131072 | shared 1x1024/128 w1 x8 s4         | streamed 1x16384 w16
 1048576 | streamed 1x16384 w32               | streamed 1x16384 w16""",
     )
 
