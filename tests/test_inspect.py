@@ -53,9 +53,9 @@ def label(case: Case) -> str:
 
 
 def may_spill(row: Row) -> bool:
-    """Known to fall short, and reported as such: some fp32 kernels on NVIDIA (docs/inspect.md has them)."""
-    backward = "backward" in row["kernel"] and row["hidden"] in (128, 1001)
-    return row["target"].startswith("sm_") and row["dtype"] == "fp32" and (backward or row["kernel"].startswith("shared_"))
+    """Known to fall short, and reported as such: some kernels on NVIDIA (docs/inspect.md has them)."""
+    backward = "backward" in row["kernel"] and row["dtype"] == "fp32" and row["hidden"] in (128, 1001)
+    return row["target"].startswith("sm_") and (backward or row["kernel"].startswith("shared_"))
 
 
 def check(row: Row) -> None:
