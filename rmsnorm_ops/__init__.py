@@ -1,5 +1,6 @@
 """RMSNorm for PyTorch as registered operators: ``torch.ops.rmsnorm.*``. See docs/index.md."""
 
+from rmsnorm_ops.ahead import warmup
 from rmsnorm_ops.functional import AddRMSNormResult, add_rms_norm, rms_norm
 from rmsnorm_ops.module import RMSNorm
 from rmsnorm_ops.replace import Replacement, replace_rms_norm
@@ -13,4 +14,5 @@ __all__ = [
     "add_rms_norm",
     "replace_rms_norm",
     "rms_norm",
+    "warmup",
 ]

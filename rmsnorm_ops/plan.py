@@ -74,7 +74,7 @@ def forward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     max_threads = min(512, limits.max_threads)
     if width > max_threads * (16 if problem.fp64 else 32):
         return _streamed(problem, limits)
-    odd = problem.itemsize == 2 and problem.hidden % 2 == 1 and width >= 64
+    odd = problem.itemsize == 2 and problem.hidden % 2 == 1 and width >= 1024
     split = None if odd else _two_blocks(problem, max_threads)
     if split is not None:
         head, tail, threads = split
