@@ -13,6 +13,10 @@ from rmsnorm_ops.plan import LaunchPlan, forward_plan
 from rmsnorm_ops.prepared import HIP, Prepared, find, keep, kernel, large, launch, slots
 from rmsnorm_ops.rows import ABSENT, Facts, aligned, dtype_of, problem_of, rows_of
 
+# Of a kernel that can quantise (launch_quant.py), where it rounds: its last arguments, and its last constants.
+NO_SCALES = (None, None)
+ROUNDED = (0, 0.0, False, False, "", False)
+
 
 def forward(
     x: Tensor,
@@ -77,7 +81,7 @@ def _forward(
     exchange = slots(found.plan, x_rows, 1) if found.plan.strategy == "shared" else ()
     arguments = (
         x_rows.tensor, residual_rows.tensor, weight, y, residual_out, *exchange, eps, x_rows.n_rows,
-        *x_rows.strides, *residual_rows.strides,
+        *x_rows.strides, *residual_rows.strides, *(() if exchange else NO_SCALES),
     )  # fmt: skip
     launch(found, found.plan.programs(x_rows.n_rows), 1, arguments)
     return y, residual_out
@@ -104,5 +108,6 @@ def _prepare(
         return Prepared(kernel("shared", "shared_forward"), chosen, constants, x.device.index)
     constants = (
         problem.hidden, problem.fp64, weight_offset, round_before_weight, *facts, chosen.rows, chosen.head, chosen.tail,
+        *ROUNDED,
     )  # fmt: skip
     return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device.index)

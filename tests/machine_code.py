@@ -30,6 +30,11 @@ VARIANTS = {
     "two strides": (True, True, True),
 }
 
+NOT_QUANTISED = {
+    "scale_ptr": None, "max_scale": None, "GROUP": 0, "QMAX": 0.0, "POWER_OF_TWO": False, "COLUMN_MAJOR": False, "FORMAT": "",
+    "CAST": False,
+}  # fmt: skip
+
 
 def compile_forward(
     target: str, hidden: int, dtype: str = "bf16", weight: str | None = None, variant: str = "aligned"
@@ -51,7 +56,7 @@ def compile_forward(
     constants = {
         "residual_ptr": None, "residual_out_ptr": None, "HIDDEN": hidden, "FP64": fp64, "WEIGHT_OFFSET": 0.0,
         "ROUND_BEFORE_WEIGHT": False, "X_ALIGN": align, "X_FOLDED": folded, "RESIDUAL_ALIGN": 1, "RESIDUAL_FOLDED": False,
-        "ROWS": plan.rows, "HEAD": plan.head, "TAIL": plan.tail,
+        "ROWS": plan.rows, "HEAD": plan.head, "TAIL": plan.tail, **NOT_QUANTISED,
     }  # fmt: skip
     pointers = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}"}
     if weight is None:
@@ -171,6 +176,8 @@ def specialisations(target: str, kernel: str, **changes: Any) -> list[Any]:
         "y_ptr": tensor,
         "residual_ptr": None,
         "residual_out_ptr": None,
+        "scale_ptr": None,
+        "max_scale": None,
         "eps": 1e-6,
     }
     binder = create_function_from_signature(function.signature, function.params, make_backend(GPUTarget(*TARGETS[target])))
