@@ -27,3 +27,12 @@ def limits(device: torch.device) -> DeviceLimits:
         # On NVIDIA GPUs alone has it been run.
         cooperative=torch.version.hip is None,
     )
+
+
+@cache
+def converts_to_fp8(device: torch.device) -> bool:
+    """Whether Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: NVIDIA's from Ada (sm_89) on.
+
+    Elsewhere some of them do not compile and others go through fp16; its interpreter loses a carry.
+    """
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
