@@ -31,8 +31,8 @@ def limits(device: torch.device) -> DeviceLimits:
 
 @cache
 def converts_to_fp8(device: torch.device) -> bool:
-    """Whether Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: NVIDIA's from Ada (sm_89) on.
+    """Whether Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: NVIDIA's, from Hopper (sm_90) on.
 
     Elsewhere some of them do not compile and others go through fp16; its interpreter loses a carry.
     """
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -49,7 +49,10 @@ def resident_forward(
 
     columns = tl.arange(0, HEAD)
     head = tile.load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE)
-    weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+    # A maximum over y is taken in the weight's layout, not x's: loaded for each row of the tile, it has x's (without that, y went
+    # through shared memory and back).
+    REPEATED: tl.constexpr = 1 if GROUP == 0 else ROWS
+    weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET, REPEATED)
     squares = head * head
     if TAIL > 0:
         tail_columns = HEAD + tl.arange(0, TAIL)
