@@ -125,8 +125,9 @@ def _quotient(y, scale, one, QMAX: tl.constexpr):
     # What saturates does so before the division: a quotient that overflows would leave no remainder.
     y = _clamped(y * shift, divisor * QMAX)
     quotient = y * reciprocal
-    quotient = tl.fma(tl.fma(-quotient, divisor, y), reciprocal, quotient)
-    return tl.fma(tl.fma(-quotient, divisor, y), reciprocal, quotient)
+    # The remainder comes negated, which keeps the sign of a zero.
+    quotient = tl.fma(-tl.fma(quotient, divisor, -y), reciprocal, quotient)
+    return tl.fma(-tl.fma(quotient, divisor, -y), reciprocal, quotient)
 
 
 @triton.jit
