@@ -121,13 +121,13 @@ def _quotient(y, scale, one, QMAX: tl.constexpr):
     exponent = (scale.to(tl.int32, bitcast=True) >> 23) & 255
     shift = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
     divisor = scale * shift
-    reciprocal = tl.div_rn(one, divisor)
+    # Negated, and y too: of the two ways to write a remainder, the one that keeps the sign of a zero.
+    reciprocal = tl.div_rn(one * -1.0, divisor)
     # What saturates does so before the division: a quotient that overflows would leave no remainder.
-    y = _clamped(y * shift, divisor * QMAX)
+    y = _clamped(y * (shift * -1.0), divisor * QMAX)
     quotient = y * reciprocal
-    # The remainder comes negated, which keeps the sign of a zero.
-    quotient = tl.fma(-tl.fma(quotient, divisor, -y), reciprocal, quotient)
-    return tl.fma(-tl.fma(quotient, divisor, -y), reciprocal, quotient)
+    quotient = tl.fma(tl.fma(quotient, divisor, y), reciprocal, quotient)
+    return tl.fma(tl.fma(quotient, divisor, y), reciprocal, quotient)
 
 
 @triton.jit
