@@ -125,7 +125,9 @@ def assert_right(
     divisor = np.repeat(got, group, -1)[..., :hidden]
     with np.errstate(all="ignore"):
         quotient = np.where(np.isnan(divisor), 0, exact / divisor).astype(np.float64)
-        room = (np.abs(quotient) * (6 + 2 * run.unfused) * UNIT + np.where(np.isnan(divisor), 0, lost / divisor)).astype(np.float64)
+        room = (np.abs(quotient) * (6 + 2 * run.unfused) * UNIT + np.where(np.isnan(divisor), 0, lost / divisor)).astype(
+            np.float64
+        )
     codes = values_of(q)
     poisoned = np.isnan(divisor)
     if dtype is torch.int8:

@@ -15,7 +15,15 @@ from torch import Tensor
 from rmsnorm_ops.contracts_quant import FORMATS, SMALLEST_SCALE
 from tests.implementations import assert_same_bits
 from tests.quantised import (
-    TRITON, Quantiser, assert_right, assert_same_codes, bytes_of, codes_of, each_format, each_implementation, each_operator,
+    TRITON,
+    Quantiser,
+    assert_right,
+    assert_same_codes,
+    bytes_of,
+    codes_of,
+    each_format,
+    each_implementation,
+    each_operator,
     values_of,
 )  # fmt: skip
 from tests.strategies import Case, cases
@@ -125,14 +133,17 @@ def test_a_scale_that_is_no_power_of_two(run: Quantiser, dtype: torch.dtype) -> 
         expected = saturated(y / scale, dtype)
         total += y.numel()
         differ += int((bytes_of(q) != bytes_of(expected)).sum())
-        assert np.abs(np.searchsorted(codes_of(dtype), values_of(q)) - np.searchsorted(codes_of(dtype), values_of(expected))).max() <= 1
+        assert (
+            np.abs(np.searchsorted(codes_of(dtype), values_of(q)) - np.searchsorted(codes_of(dtype), values_of(expected))).max()
+            <= 1
+        )
     assert differ == 0 or (run is TRITON and run.unfused and differ < total / 4)
 
 
 @each_format
 @each_implementation
 def test_rounding_is_unbiased(run: Quantiser, dtype: torch.dtype) -> None:
-    """Over numbers that fall anywhere between two codes, as many go up as down, and errors cancel: within four standard errors."""
+    """Over numbers that fall anywhere between two codes, as many go up as down, and errors cancel: to four standard errors."""
     generator = torch.Generator().manual_seed(1)
     y = (torch.rand(64, 1024, generator=generator) * 2 - 1) * 100
     error = static(run, y, torch.tensor(1.0), dtype).double() - y.double()
@@ -178,7 +189,9 @@ def test_nan_and_infinity_poison_their_group_alone(run: Quantiser, dtype: torch.
 @each_implementation
 def test_static_saturates_and_keeps_nan(run: Quantiser, dtype: torch.dtype) -> None:
     weight = torch.tensor([1.0, 1e30, -1e30, math.inf, -math.inf, math.nan, 0.0, -0.0], device=run.device)
-    q = run.of.forward_quant_static(torch.ones(1, 8, device=run.device), weight, torch.tensor([0.5], device=run.device), 0.0, dtype=dtype)
+    q = run.of.forward_quant_static(
+        torch.ones(1, 8, device=run.device), weight, torch.tensor([0.5], device=run.device), 0.0, dtype=dtype
+    )
     qmax = FORMATS[dtype].qmax
     expected = [2.0, qmax, -qmax, qmax, -qmax, 0.0 if dtype is torch.int8 else math.nan, 0.0, 0.0]
     np.testing.assert_array_equal(values_of(q)[0], expected)
@@ -248,7 +261,9 @@ def test_round_before_weight(run: Quantiser, round_before_weight: bool) -> None:
     wrong = q.double() != (y / scale.double()).round().clamp(-127, 127)
     assert float(wrong.double().mean()) < 1e-3
     found = run.of.forward_quant(x, weight, 1e-6, dtype=torch.int8, **options)[1]
-    torch.testing.assert_close(found.double(), y.abs().amax(-1, keepdim=True) / 127, rtol=1e-3 if round_before_weight else 1e-6, atol=0)
+    torch.testing.assert_close(
+        found.double(), y.abs().amax(-1, keepdim=True) / 127, rtol=1e-3 if round_before_weight else 1e-6, atol=0
+    )
 
 
 @each_implementation
@@ -267,7 +282,12 @@ def test_negation(run: Quantiser) -> None:
 def test_empty_tensors(run: Quantiser, shape: tuple[int, ...]) -> None:
     """Nothing is launched; a row without elements has the scale of a row of zeros."""
     x = torch.empty(shape, device=run.device)
-    for options in ({}, {"group_size": 64}, {"group_size": 64, "column_major_scale": True}, {"scale_dtype": torch.float8_e8m0fnu}):
+    for options in (
+        {},
+        {"group_size": 64},
+        {"group_size": 64, "column_major_scale": True},
+        {"scale_dtype": torch.float8_e8m0fnu},
+    ):
         q, scale, total = run.of.add_forward_quant(x, x.half(), None, 0.0, dtype=torch.float8_e4m3fn, **options)
         assert (q.shape, total.shape, total.dtype) == (x.shape, x.shape, torch.float16)
         assert scale.shape[:-1] == x.shape[:-1]
