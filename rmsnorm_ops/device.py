@@ -31,7 +31,7 @@ def limits(device: torch.device) -> DeviceLimits:
 
 @cache
 def converts_to_fp8(device: torch.device) -> bool:
-    """Whether Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: from NVIDIA's Hopper (sm_90) on.
+    """Whether Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: NVIDIA's from sm_90 on.
 
     Elsewhere some of them do not compile and others go through fp16; its interpreter loses a carry.
     """

@@ -15,7 +15,7 @@ import rmsnorm_ops  # noqa: F401  (registers the operators)
 from rmsnorm_ops import launch_quant, plain_quant, reference
 from rmsnorm_ops.contracts_quant import FORMATS
 from tests import implementations
-from tests.implementations import DEVICES, GPU, Implementation, random
+from tests.implementations import DEVICES, GPU, Implementation, assert_same_bits, random
 
 LAUNCHERS = SimpleNamespace(
     forward_quant=launch_quant.forward_quant,
@@ -136,3 +136,34 @@ def assert_right(
         assert np.isnan(codes[poisoned]).all()
     low, high = nearest(quotient - room, dtype), nearest(quotient + room, dtype)
     assert ((low <= codes) & (codes <= high))[~poisoned].all()
+
+
+OPERATORS = ("forward_quant", "forward_quant_static", "add_forward_quant", "add_forward_quant_static")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"group_size": 64},
+    {"group_size": 32, "column_major_scale": True},
+    {"group_size": 32, "scale_dtype": torch.float8_e8m0fnu, "column_major_scale": True},
+)
+
+
+def arguments(name: str, x: Tensor, weight: Tensor | None) -> tuple[Any, ...]:
+    residual = (x.detach().float() * 0.5,) if name.startswith("add") else ()
+    scale = (torch.full((), 0.05, device=x.device),) if name.endswith("static") else ()
+    return (x, *residual, weight, *scale, 1e-6)
+
+
+def call(run: Quantiser, name: str, x: Tensor, weight: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    if name.endswith("static"):
+        options = {key: value for key, value in options.items() if key in ("dtype", "weight_offset", "round_before_weight")}
+    outputs = getattr(run.of, name)(*arguments(name, x, weight), **options)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def assert_same(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        if one.dtype.itemsize == 1:
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            assert torch.equal(bytes_of(one), bytes_of(other))
+        else:
+            assert_same_bits(one, other)

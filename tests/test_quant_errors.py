@@ -44,9 +44,13 @@ DYNAMIC: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "half scales": (TypeError, "scale_dtype must be float32 or float8_e8m0fnu, got float16", {"scale_dtype": torch.float16}),
 }  # fmt: skip
 STATIC: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
-    "half scale": (TypeError, "scale must be float32, got float16", {"scale": torch.ones((), dtype=torch.float16)}),
-    "two scales": (ValueError, "scale must be a tensor of one element, got shape (2,)", {"scale": torch.ones(2)}),
-    "scale elsewhere": (ValueError, "scale must be on x's device {device}, got {other}", {"scale": "elsewhere"}),
+    "half scale": (TypeError, "scale must be float32, got float16", {"scale": {"size": (), "dtype": torch.float16}}),
+    "two scales": (ValueError, "scale must be a tensor of one element, got shape (2,)", {"scale": {"size": (2,)}}),
+    "scale elsewhere": (
+        ValueError,
+        "scale must be on x's device {device}, got {other}",
+        {"scale": {"size": (), "device": "{other}"}},
+    ),
 }
 PATHS = {
     **{f"operator on {device}": (torch.ops.rmsnorm, device, nullcontext) for device in DEVICES},
@@ -74,8 +78,8 @@ def test_the_sentence_is_the_same_from_every_path(operator: str, name: str, path
     with mode():
         x = torch.ones(3, 64, dtype=changes.pop("x", torch.float32), device=device)
         weight = torch.ones(changes.pop("weight", 64), device=device)
-        scale = changes.pop("scale", torch.ones(()))
-        scale = torch.ones((), device=other) if isinstance(scale, str) else torch.ones_like(scale, device=device)
+        scale = {"size": (), "device": device, **changes.pop("scale", {})}
+        scale = torch.ones(**{**scale, "device": scale["device"].format(other=other)})
         tensors = (x, *((x.float(),) if operator.startswith("add") else ()), weight)
         tensors += (scale,) if operator.endswith("static") else ()
         eps = changes.pop("eps", 1e-6)
@@ -109,5 +113,5 @@ def test_functions_take_one_scale_or_find_them(name: str, value: object) -> None
         rms_norm_quant(x, dtype=E4M3, scale=scale, **{name: value})
     with pytest.raises(ValueError, match=sentence):
         add_rms_norm_quant(x, x, dtype=E4M3, scale=scale, **{name: value})
-    with pytest.raises(TypeError, match="^weight must be a Tensor or None, got int: "):
+    with pytest.raises(TypeError, match=r"^weight must be a Tensor or None, got int: "):
         rms_norm_quant(x, 64, dtype=E4M3)
