@@ -8,6 +8,7 @@ prints what the tests ask of each: counts of instructions, the layouts of its re
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -18,9 +19,15 @@ from typing import Any
 import torch
 
 from rmsnorm_ops import device
+from rmsnorm_ops.contracts_quant import FORMATS
 from rmsnorm_ops.plan import LaunchPlan, RowProblem, forward_plan
+from rmsnorm_ops.plan_quant import forward_quant_plan
 
-TARGETS = {"sm_90": ("cuda", 90, 32), "sm_80": ("cuda", 80, 32), "gfx942": ("hip", "gfx942", 64)}
+TARGETS = {
+    "sm_80": ("cuda", 80, 32), "sm_89": ("cuda", 89, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64), "gfx950": ("hip", "gfx950", 64), "gfx1100": ("hip", "gfx1100", 32),
+}  # fmt: skip
+CASTS = ("sm_90", "sm_100")  # device.converts_to_fp8
 ELEMENT = {"bf16": (2, False), "fp16": (2, False), "fp32": (4, False), "fp64": (8, True)}
 # How x may be aligned: (its pointer is, the unit of its strides is 16 bytes, rows lie at two strides)
 VARIANTS = {
@@ -37,9 +44,16 @@ NOT_QUANTISED = {
 
 
 def compile_forward(
-    target: str, hidden: int, dtype: str = "bf16", weight: str | None = None, variant: str = "aligned"
+    target: str,
+    hidden: int,
+    dtype: str = "bf16",
+    weight: str | None = None,
+    variant: str = "aligned",
+    codes: str | None = None,
+    group: int | None = None,
 ) -> tuple[LaunchPlan, Any]:
-    """The launcher's plan and constants for this row, and the kernel compiled with them."""
+    """The launcher's plan and constants for this row, and the kernel compiled with them. ``codes`` is a format to quantise to,
+    with a scale a row, or a ``group``, or of all where that is 0."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -49,7 +63,7 @@ def compile_forward(
     itemsize, fp64 = ELEMENT[dtype]
     aligned_pointer, aligned_stride, folded = VARIANTS[variant]
     limits = replace(device.limits(torch.device("cpu")), warp_size=TARGETS[target][2])
-    plan = forward_plan(RowProblem(hidden, itemsize, fp64), limits)
+    plan = (forward_plan if codes is None else forward_quant_plan)(RowProblem(hidden, itemsize, fp64), limits)
     kernel = kernels.resident_forward if plan.strategy == "resident" else kernels.streamed_forward
     # Where a row of y is no multiple of 16 bytes, x promises no more: so does rows_of.
     align = 16 // itemsize if aligned_stride and hidden * itemsize % 16 == 0 else 1
@@ -63,6 +77,10 @@ def compile_forward(
         constants["weight_ptr"] = None
     else:
         pointers["weight_ptr"] = f"*{weight}"
+    if codes is not None:
+        constants |= quantised(codes, hidden if group is None else min(group, hidden), target)
+        del constants["scale_ptr"]
+        pointers |= {"y_ptr": "*i8", "scale_ptr": "*fp32"}
     names = kernel.arg_names
     types = {name: "fp64" if name == "eps" else "i64" for name in names} | pointers | dict.fromkeys(constants, "constexpr")
     hints = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers if name != "x_ptr" or aligned_pointer}
@@ -72,6 +90,11 @@ def compile_forward(
     return plan, triton.compile(
         source, target=GPUTarget(*TARGETS[target]), options={"num_warps": plan.warps, "enable_fp_fusion": True}
     )
+
+
+def quantised(codes: str, group: int, target: str) -> dict[str, Any]:
+    qmax = next(form.qmax for form in FORMATS.values() if form.name == codes)
+    return {"GROUP": group, "QMAX": qmax, "FORMAT": codes, "CAST": target in CASTS}
 
 
 def reduction_layouts(ttgir: str) -> list[str]:
@@ -104,6 +127,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     plan, compiled = compile_forward(**request)
     assembly, ttir, ttgir = compiled.asm, compiled.asm["ttir"], compiled.asm["ttgir"]
     ordinary = outside_of_branches(ttgir)
+    moved = re.findall(r"ttg\.convert_layout .* -> tensor<((?:\d+x)+)", ttgir)
     threads = plan.warps * TARGETS[request["target"]][2]
     found = {
         **request,
@@ -112,6 +136,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "rows": plan.rows,
         "threads": threads,
         "shared": compiled.metadata.shared,
+        "moved": max([0, *(math.prod(map(int, shape.split("x")[:-1])) for shape in moved)]),  # elements, between threads
         "reductions": reduction_layouts(ttgir),
         "rsqrts": len(re.findall(r"= math\.rsqrt ", ttgir)),
         "ordinary_rsqrts": len(re.findall(r"= math\.rsqrt ", ordinary)),
@@ -139,6 +164,7 @@ def ptx_facts(ptx: str) -> dict[str, Any]:
         "wide_loads": len(re.findall(r"\bld\.global\S*\.v(?:4\.b32|2\.b64)\b", ptx)),
         "stores": len(re.findall(r"\bst\.global\S*", ptx)),
         "wide_stores": len(re.findall(r"\bst\.global\S*\.v(?:4\.b32|2\.b64)\b", ptx)),
+        "conversions": sorted(set(re.findall(r"\bcvt\.\S*(?:e4m3|e5m2)\S*", ptx))),
         "hardware_rsqrts": len(re.findall(r"\brsqrt\.approx", ptx)),
         "shuffles": len(re.findall(r"\bshfl\.sync\.bfly", ptx)),
         "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", report))),
@@ -194,7 +220,7 @@ def specialised_differently() -> list[str]:
     changes["4 GiB of x and y"] = {"x_ptr": big, "y_ptr": big}
     return [
         f"{target} {kernel}: {label}"
-        for target in TARGETS
+        for target in ("sm_90", "sm_80", "gfx942")
         for kernel in ("resident", "streamed")
         for label, change in changes.items()
         if specialisations(target, kernel, **change) != specialisations(target, kernel)
