@@ -121,7 +121,9 @@ def _forward(
     x_rows = rows_of(x)
     residual_rows = ABSENT if residual is None else rows_of(residual)
     weight = aligned(weight)
-    options = (how, dtype, weight_offset, round_before_weight)
+    # A bound on the scales is the kernel's argument: that there is one is what it is compiled for.
+    compiled_for = how._replace(max_scale=None if how.max_scale is None else 1.0)
+    options = (compiled_for, dtype, weight_offset, round_before_weight)
     key = (
         "forward_quant", x.shape[-1], x.dtype, dtype_of(residual), dtype_of(weight), x_rows.facts, residual_rows.facts,
         options, x.get_device(), plan, HIP and large(x_rows.tensor, residual_rows.tensor, q, scale, residual_out),

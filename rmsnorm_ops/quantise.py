@@ -63,8 +63,8 @@ def codes(quotient: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _stored(found: Tensor, scaling: Scaling) -> Tensor:
     """``found`` as ``scaling.empty`` lays scales out; as an exponent, NaN is 255."""
-    found = found.to(scaling.dtype)
-    return dense(found.movedim(-1, 0)).movedim(0, -1) if scaling.column_major else dense(found)
+    found = dense(found.movedim(-1, 0)).movedim(0, -1) if scaling.column_major else dense(found)
+    return found.to(scaling.dtype)
 
 
 def dense(tensor: Tensor) -> Tensor:

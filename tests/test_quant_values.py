@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rmsnorm_ops import prepared
 from rmsnorm_ops.contracts_quant import FORMATS, SMALLEST_SCALE
 from tests.implementations import assert_same_bits
 from tests.quantised import (
+    TRITON,
     Quantiser,
     assert_right,
     assert_same_codes,
@@ -163,3 +165,14 @@ def test_empty_tensors(run: Quantiser, shape: tuple[int, ...]) -> None:
         assert scale.shape[:-1] == x.shape[:-1]
         assert bool((scale.float() == SMALLEST_SCALE).all())
     assert run.of.forward_quant_static(x, None, torch.ones((), device=run.device), 0.0, dtype=torch.int8).shape == x.shape
+
+
+def test_one_kernel_serves_every_bound_scale_and_number_of_rows() -> None:
+    before = len(prepared._prepared)
+    for rows in (1, 2, 16, 33):
+        x = TRITON.random(rows, 48)
+        for bound in (1e-3, 2e-3, 1.0):
+            TRITON.of.forward_quant(x, None, 1e-6, dtype=torch.int8, max_scale=bound)
+        for number in (0.1, 0.2):
+            TRITON.of.forward_quant_static(x, None, torch.tensor(number, device=x.device), 1e-6, dtype=torch.int8)
+    assert len(prepared._prepared) == before + 2
