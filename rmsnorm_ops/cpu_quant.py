@@ -113,7 +113,7 @@ def _quantised(
     hidden = x.shape[-1]
     most = max(1, cpu.BLOCK_ELEMENTS // hidden)
     # Rows of scale, whose leading dimensions are dense among themselves in either order.
-    scale_rows = scale if how is None else scale.flatten(0, -2) if scale.dim() > 1 else scale.unsqueeze(0)
+    scale_rows = scale if how is None else scale.view(-1, scale.shape[-1])
     x_rows, q_rows = x.reshape(-1, hidden), q.view(-1, hidden)
     for start in range(0, x_rows.shape[0], most):
         rows = slice(start, start + most)

@@ -106,18 +106,15 @@ def test_any_layout_is_its_dense_copy(run: Quantiser, layout: Layout) -> None:
 
 
 @needs_gpu()
-@pytest.mark.parametrize("hidden", [24, 128, 1000, 1001, 4096, 5120, 20000])
+@pytest.mark.parametrize("hidden", [128, 1000, 1001, 4096, 20000])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_dense_copy_at_sizes_that_are_laid_out_differently(layout: Layout, hidden: int) -> None:
     weight = random(hidden, device="cuda", seed=9)
-    for dtype in FLOATS:
-        fill = functools.partial(random, dtype=dtype, device="cuda")
-        x = layout.make(fill, hidden)
-        dense = torch.empty(x.shape, dtype=dtype, device="cuda").copy_(x)
-        for options in OPTIONS:
-            for name in OPERATORS:
-                expected = call(TRITON, name, dense, weight, dtype=E4M3, **options)
-                assert_same(call(TRITON, name, x, weight, dtype=E4M3, **options), expected)
+    x = layout.make(functools.partial(random, dtype=torch.float16, device="cuda"), hidden)
+    dense = torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x)
+    for name, options in CALLS:
+        expected = call(TRITON, name, dense, weight, dtype=E4M3, **options)
+        assert_same(call(TRITON, name, x, weight, dtype=E4M3, **options), expected)
 
 
 @settings(max_examples=EXAMPLES)

@@ -1,4 +1,4 @@
-"""How quantising forwards are launched: one power-of-two block a row, which its threads' registers hold, or blocks of one size."""
+"""How quantising forwards are launched: one power-of-two block a row, which registers hold, or a row in blocks of one size."""
 
 from __future__ import annotations
 
