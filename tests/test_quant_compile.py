@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from rmsnorm_ops import add_rms_norm_quant, rms_norm_quant
 from tests.implementations import DEVICES, assert_same_bits, random
@@ -103,3 +104,31 @@ def test_functions_name_their_results() -> None:
     assert added._fields == ("q", "scale", "residual_out")
     assert added.scale is scale
     assert_same_bits(added.residual_out, x + x)
+
+
+class Quantised(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(96), requires_grad=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, scale = rms_norm_quant(x * 2, self.weight, 1e-6, dtype=E4M3, group_size=64, column_major_scale=True)
+        return q, scale.t()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_with_dynamic_rows(strict: bool) -> None:
+    """One node, whose options survive; also for CUDA tensors that are fake, with no driver to ask."""
+    shapes = {"x": {0: torch.export.Dim("rows", min=2, max=4096)}}
+    program = torch.export.export(Quantised(), (random(4, 96),), dynamic_shapes=shapes, strict=strict)
+    for graph in (program.graph, program.run_decompositions().graph):
+        (node,) = (node for node in graph.nodes if "rmsnorm" in str(node.target))
+        assert str(node.target) == "rmsnorm.forward_quant.default"
+    for rows in (2, 5, 33):
+        x = random(rows, 96)
+        assert_same(program.module()(x), Quantised()(x))
+    with FakeTensorMode():
+        q, scale = rms_norm_quant(
+            torch.empty(5, 96, device="cuda"), None, 1e-6, dtype=E4M3, group_size=64, column_major_scale=True
+        )
+    assert (q.device.type, q.shape, scale.shape, scale.stride()) == ("cuda", (5, 96), (5, 2), (1, 5))
