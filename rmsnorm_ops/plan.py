@@ -21,6 +21,9 @@ class DeviceLimits:
     processors: int  # streaming multiprocessors, compute units
     shared_memory: int  # bytes a program may have
     cooperative: bool = False  # programs that wait for one another may be launched
+    # Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: NVIDIA's from sm_90 on. Elsewhere some
+    # of them do not compile and others go through fp16; its interpreter loses a carry.
+    converts_to_fp8: bool = False
     # Where Triton keeps the loads of the tiles ahead: its AMD backend, in registers.
     ahead: Literal["shared memory", "registers"] = "shared memory"
 

@@ -41,6 +41,15 @@ def test_train_block() -> None:
     assert losses[-1] < losses[0] / 4
 
 
+def test_fp8_linear() -> None:
+    printed = run_example("04_fp8_linear.py")
+    assert "q: (256, 4096) torch.float8_e4m3fn scale: (256, 1) torch.float32 residual_out: torch.bfloat16" in printed
+    off, bound = re.search(r"off by (\S+) of the unquantised product, \S+ expected, the bound is (\S+)", printed).groups()
+    assert 0.01 < float(off) < float(bound)
+    row, group = (float(off) for off in re.findall(r"a scale a .*: off by (\S+),", printed))
+    assert group < row / 2
+
+
 def test_transformers_says_what_it_needs(tmp_path: Path) -> None:
     """One sentence where transformers is not installed, and no traceback."""
     (tmp_path / "transformers.py").write_text("raise ImportError('not installed')\n")
@@ -58,4 +67,5 @@ def test_every_example_is_tested() -> None:
         "01_quickstart.py",
         "02_train_block.py",
         "03_transformers.py",  # run in integrations/test_transformers.py
+        "04_fp8_linear.py",
     ]
