@@ -123,15 +123,15 @@ def test_nothing_is_written_beyond_the_outputs(rows: int, hidden: int, monkeypat
     dy, x, dsum = (TRITON.random(rows, hidden, seed=seed) for seed in range(3))
     weight = TRITON.random(hidden, seed=3)
     guards: list[tuple[Tensor, int]] = []
-    empty = torch.empty
 
-    def guarded_empty(*shape: object, **options: object) -> Tensor:
-        result = empty(*shape, **options)
-        buffer = empty(result.numel() + 128, dtype=result.dtype, device=result.device).fill_(math.nan)
-        guards.append((buffer, result.numel()))
-        return buffer[64 : 64 + result.numel()].view(result.shape)
+    def guarded(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        size = math.prod(shape)
+        buffer = torch.full((size + 128,), math.nan, dtype=dtype or tensor.dtype, device=tensor.device)
+        guards.append((buffer, size))
+        return buffer[64 : 64 + size].view(shape)
 
-    monkeypatch.setattr(torch, "empty", guarded_empty)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, dtype=None, **options: guarded(tensor, tensor.shape, dtype))
+    monkeypatch.setattr(Tensor, "new_empty", lambda tensor, shape, dtype=None: guarded(tensor, shape, dtype))
     results = call(TRITON, dy, x, weight, 1e-6, dsum=dsum, dx_dtype=torch.float16)
     monkeypatch.undo()
     assert len(guards) >= 4, "dx, dresidual, dweight and its partial sums"

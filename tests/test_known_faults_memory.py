@@ -34,16 +34,14 @@ def test_mask_tail_or_block_shape(operator: Implementation, rows: int, hidden: i
         rows = 2
     x, weight = surrounded(random(rows, hidden, device=operator.device)), surrounded(random(hidden, device=operator.device))
     guards: list[tuple[Tensor, int]] = []
-    empty = torch.empty
 
-    def guarded_empty(*shape: object, **options: object) -> Tensor:
-        result = empty(*shape, **options)
-        buffer = empty(result.numel() + 128, dtype=result.dtype, device=result.device).fill_(math.nan)
-        guards.append((buffer, result.numel()))
-        return buffer[64 : 64 + result.numel()].view(result.shape)
+    def guarded_empty_like(tensor: Tensor, **options: object) -> Tensor:
+        buffer = tensor.new_empty(tensor.numel() + 128).fill_(math.nan)
+        guards.append((buffer, tensor.numel()))
+        return buffer[64 : 64 + tensor.numel()].view(tensor.shape)
 
     if operator is TRITON:
-        monkeypatch.setattr(torch, "empty", guarded_empty)
+        monkeypatch.setattr(torch, "empty_like", guarded_empty_like)
     y = operator.forward(x, weight, 1e-6)
     monkeypatch.undo()
     assert guards or operator is CPU
