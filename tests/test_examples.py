@@ -12,10 +12,10 @@ from tests.processes import HERE, environment
 EXAMPLES = HERE / "examples"
 
 
-def run_example(name: str) -> str:
+def run_example(name: str, *launcher: str) -> str:
     """What the example printed, on one thread: tests run side by side. Fails with all that it said if it failed."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, *launcher, str(EXAMPLES / name)],
         env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
@@ -53,9 +53,17 @@ def test_transformers_says_what_it_needs(tmp_path: Path) -> None:
     assert done.stderr == "This example needs Hugging Face's transformers: pip install transformers\n"
 
 
+def test_distributed() -> None:
+    printed = run_example("04_distributed.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert "2 processes; the weight of a norm is (Replicate(),)" in printed
+    assert "its gradient is (Partial(sum),)" in printed
+    assert "outputs and gradients are those of one process" in printed
+
+
 def test_every_example_is_tested() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
         "01_quickstart.py",
         "02_train_block.py",
         "03_transformers.py",  # run in integrations/test_transformers.py
+        "04_distributed.py",
     ]

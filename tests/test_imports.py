@@ -32,7 +32,8 @@ LAYERS = {
     "cpu": ({"torch"}, {"contracts"}),
     "cpu_add": ({"torch"}, {"contracts", "cpu"}),
     "cpu_backward": ({"torch"}, {"contracts", "cpu", "plain"}),
-    "autograd": ({"torch"}, set()),
+    "distributed": ({"torch"}, set()),
+    "autograd": ({"torch"}, {"distributed"}),
 }
 LAUNCHING = {"launch", "prepared", "executors", "kernels", "ops", "functional"}  # what a specification must not know of
 
