@@ -215,7 +215,7 @@ def double_backward(mesh: DeviceMesh) -> None:
 @check
 def a_plain_weight_beside_a_dtensor_is_refused(mesh: DeviceMesh) -> None:
     x, _, weight, *_ = tensors()
-    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
         rmsnorm_ops.rms_norm(place(mesh, x, ROWS), weight, 1e-6)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hardware import needs_a_compiler
 from tests.processes import HERE, environment
 
 EXAMPLES = HERE / "examples"
@@ -60,10 +61,19 @@ def test_distributed() -> None:
     assert "outputs and gradients are those of one process" in printed
 
 
+@needs_a_compiler
+def test_compile_and_export() -> None:
+    printed = run_example("05_compile_and_export.py")
+    assert "compiled: forward and backward, any number of rows" in printed
+    assert "exported: rmsnorm.forward.default rmsnorm.add_forward.default" in printed
+    assert "saved, loaded, packaged and run at 4 7 33 rows" in printed
+
+
 def test_every_example_is_tested() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
         "01_quickstart.py",
         "02_train_block.py",
         "03_transformers.py",  # run in integrations/test_transformers.py
         "04_distributed.py",
+        "05_compile_and_export.py",
     ]

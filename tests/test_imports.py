@@ -32,6 +32,7 @@ LAYERS = {
     "cpu": ({"torch"}, {"contracts"}),
     "cpu_add": ({"torch"}, {"contracts", "cpu"}),
     "cpu_backward": ({"torch"}, {"contracts", "cpu", "plain"}),
+    "decompose": ({"torch"}, {"contracts"}),
     "distributed": ({"torch"}, set()),
     "autograd": ({"torch"}, {"distributed"}),
 }
