@@ -1,4 +1,4 @@
-"""The command line: ``python -m rmsnorm_ops check`` and ``bench``."""
+"""The command line: ``python -m rmsnorm_ops check``, ``bench`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rmsnorm_ops import bench, check
+from rmsnorm_ops import bench, check, inspect
 from rmsnorm_ops.version import __version__
 
 COMMANDS = {
     "check": (check, "compare every implementation of this machine with an exact result, and time it on a GPU"),
     "bench": (bench, "time the operators against a copy and against other implementations"),
+    "inspect": (inspect, "compile the kernels for GPUs that need not be there, and report what the machine code shows"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -11,10 +12,17 @@ from rmsnorm_ops.plan import DeviceLimits
 # CUDA and HIP alike allow 1024 threads a program: 32 warps of 32, or 16 wavefronts of 64.
 MAX_THREADS = 1024
 
+# What meta tensors stand for while inspect/ records launches.
+ASSUMED: ContextVar[DeviceLimits] = ContextVar("assumed limits")
 
-@cache
+
 def limits(device: torch.device) -> DeviceLimits:
     """The limits of ``device``. A CPU device stands for Triton's interpreter, which runs the plans of a 32-wide GPU."""
+    return ASSUMED.get() if device.type == "meta" else _limits(device)
+
+
+@cache
+def _limits(device: torch.device) -> DeviceLimits:
     if device.type == "cpu":
         return DeviceLimits(warp_size=32, max_threads=MAX_THREADS, processors=4, shared_memory=227 * 1024)
     properties = torch.cuda.get_device_properties(device)
@@ -24,6 +32,7 @@ def limits(device: torch.device) -> DeviceLimits:
         processors=properties.multi_processor_count,
         # ROCm reports no larger limit to opt in to.
         shared_memory=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
+        ahead="registers" if torch.version.hip else "shared memory",
         # On NVIDIA GPUs alone has it been run.
         cooperative=torch.version.hip is None,
     )

@@ -16,14 +16,19 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 HOLDS_COMPILED = (3, 6) <= TRITON <= (3, 9)
 
 
-def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
-    """Triton's public launch. Specialises, compiles where needed, and returns the compiled kernel."""
+def options(prepared: Prepared) -> dict[str, Any]:
+    """What a kernel is compiled with, beyond its arguments."""
     # Fusing a product and a sum is asked for, not left to a default that changes with triton 3.10: bits depend on it.
     options: dict[str, Any] = {"num_warps": prepared.plan.warps, "enable_fp_fusion": True}
     if prepared.plan.slices > 1:
         # All programs run at once, or none: they wait for one another.
         options |= {"launch_cooperative_grid": True, "maxnreg": prepared.plan.max_registers}
-    return prepared.kernel[grid](*arguments, *prepared.constants, **options)
+    return options
+
+
+def jit(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> Any:
+    """Triton's public launch. Specialises, compiles where needed, and returns the compiled kernel."""
+    return prepared.kernel[grid](*arguments, *prepared.constants, **options(prepared))
 
 
 def compiled(prepared: Prepared, grid: tuple[int, int], arguments: tuple[Any, ...]) -> None:

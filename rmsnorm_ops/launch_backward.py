@@ -13,7 +13,7 @@ from torch import Tensor
 from rmsnorm_ops import device
 from rmsnorm_ops.contracts import check_backward, compute_dtype
 from rmsnorm_ops.plan import LaunchPlan, backward_plan, partial_sum_plan, weight_gradient_plan
-from rmsnorm_ops.prepared import HIP, Prepared, find, keep, kernel, large, launch, slots
+from rmsnorm_ops.prepared import BACKWARD_LINES, HIP, Prepared, find, keep, kernel, large, launch, slots
 from rmsnorm_ops.rows import ABSENT, Facts, Rows, aligned, dtype_of, problem_of, rows_of
 
 
@@ -108,7 +108,7 @@ def _backward(
         streamed = found.plan.strategy == "streamed"
         shape = (x_rows.n_rows, 2) if streamed else (programs // found.plan.slices, x.shape[-1])
         scratch = x.new_empty(shape, dtype=compute_dtype(x.dtype, dx.dtype))
-    exchange = slots(found.plan, x_rows, 2) if found.plan.strategy == "shared" else ()
+    exchange = slots(found.plan, x_rows, BACKWARD_LINES) if found.plan.strategy == "shared" else ()
     arguments = (
         dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual, scratch, *exchange, eps, x_rows.n_rows,
         *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,

@@ -21,6 +21,8 @@ class DeviceLimits:
     processors: int  # streaming multiprocessors, compute units
     shared_memory: int  # bytes a program may have
     cooperative: bool = False  # programs that wait for one another may be launched
+    # Where Triton keeps the loads of the tiles ahead: its AMD backend, in registers.
+    ahead: Literal["shared memory", "registers"] = "shared memory"
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,10 @@ def backward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     max_threads = min(512, limits.max_threads)
     resident = width <= max_threads * (16 if problem.fp64 else 32)
     split = _two_blocks(problem, max_threads) if resident and width > 2048 else None
-    head = 1024 if width <= 65536 else width // 32
-    if width > 8192 and split is None and head <= 8192 and _may_share(problem, head, limits):
+    if width > 8192 and split is None and _may_share(problem, 1024, limits):
         # The smaller the programs, the better they hide each other's waits: 32768 came to 0.74 of a copy's speed with slices of
         # 8192, 0.80 with 2048, 0.81 with 1024, and 0.36 streamed; 16384 to 0.81, and 0.76 resident.
-        return _shared(problem, limits, head, _Shape(1, head // 32, 8192 // head, 4))
+        return _shared(problem, limits, 1024, _Shape(1, 32, 8, 4))
     if not resident:
         return _streamed(problem, limits)
     if split is not None:
@@ -142,7 +143,13 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
     # With a row this wide the weight no longer fits into the registers. Read anew it costs a pass through L2 (12288: 0.94 of a
     # copy's speed, 0.73 where it was kept and other values spilled).
     reload_weight = head + tail > 8192
-    loaded = shape.rows * (head + tail) * (problem.loaded + (problem.weight if reload_weight else 0))
+    loaded = problem.loaded + (problem.weight if reload_weight else 0)
+    tile = shape.rows * (head + tail)
+    if limits.ahead == "registers":
+        elements = tile // max(shape.threads, limits.warp_size)
+        stages = min(shape.stages, _stages_in_registers(problem, elements, loaded))
+    else:
+        stages = _stages(shape.stages, tile * loaded, limits.shared_memory // shape.per_processor)
     return LaunchPlan(
         "resident",
         shape.rows,
@@ -150,17 +157,27 @@ def _persistent(problem: RowProblem, limits: DeviceLimits, head: int, tail: int,
         tail,
         _warps(shape.threads, limits),
         persistent=shape.per_processor * limits.processors,
-        stages=_stages(shape.stages, loaded, limits.shared_memory),
+        stages=stages,
         reload_weight=reload_weight,
     )
 
 
+def _stages_in_registers(problem: RowProblem, elements: int, loaded: int) -> int:
+    """2 where a thread of ``elements`` has room for those of the next tile, else 1.
+
+    gfx942 and gfx1100 take 6.5 registers an element besides: with one tile ahead they stay within the 256 that every AMD thread
+    has. Rows of 16384 spilled from the second on, and each repeats the loop's code.
+    """
+    taken = elements * ((13 if problem.fp64 else 6.5) + loaded / 4)
+    # Rows that are read element by element have addresses to keep besides.
+    return 2 if taken <= 240 and problem.hidden * problem.itemsize % 16 == 0 else 1
+
+
 def _may_share(problem: RowProblem, head: int, limits: DeviceLimits) -> bool:
     """Whether programs may share a row in slices of ``head``: in fp32, where it can be read by 16 bytes (other rows spill), and
-    where a processor can hold its slice's sums."""
+    where all programs of one can run at once."""
     wide_loads = problem.hidden * problem.itemsize % 16 == 0
-    slices = -(-problem.hidden // head)
-    return limits.cooperative and not problem.fp64 and wide_loads and slices <= min(64, limits.processors)
+    return limits.cooperative and not problem.fp64 and wide_loads and problem.hidden <= head * min(256, 2 * limits.processors)
 
 
 def _shared(problem: RowProblem, limits: DeviceLimits, head: int, shape: _Shape) -> LaunchPlan:

@@ -5,25 +5,22 @@ import inspect
 from dataclasses import replace
 
 import pytest
-import torch
 from expecttest import assert_expected_inline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmsnorm_ops import device
+from rmsnorm_ops.inspect.targets import TARGETS
 from rmsnorm_ops.plan import REGISTERS, DeviceLimits, LaunchPlan, RowProblem, forward_plan
 
-# What the interpreter stands for, with what the plan of a forward looks at replaced.
-NVIDIA = replace(device.limits(torch.device("cpu")), warp_size=32, max_threads=1024)
-AMD = replace(NVIDIA, warp_size=64)
-H200 = replace(NVIDIA, processors=132, cooperative=True)
+H200, AMD = TARGETS["sm_90"].limits, TARGETS["gfx942"].limits
+NVIDIA = replace(H200, cooperative=False)
 LARGEST_TILE = 2**20  # elements of a Triton tensor
 PINNED_HIDDEN = (
     1, 64, 100, 128, 512, 1000, 1001, 1024, 1536, 2048, 2880, 4095, 4096, 5120, 5125, 7168, 8192, 16384, 16385, 32768,
     40960, 65536, 2**17, 2**20,
 )  # fmt: skip
 
-device_limits = st.sampled_from((NVIDIA, AMD, H200, replace(NVIDIA, max_threads=512)))
+device_limits = st.sampled_from((*(target.limits for target in TARGETS.values()), NVIDIA, replace(NVIDIA, max_threads=512)))
 any_hidden = st.one_of(st.integers(1, 70_000), st.integers(0, 20).map(lambda k: 2**k), st.integers(1, 20).map(lambda k: 2**k + 1))
 element = st.sampled_from(((2, False), (4, False), (8, True)))
 problems = st.builds(lambda hidden, element: RowProblem(hidden, *element, element[0]), any_hidden, element)
@@ -170,6 +167,14 @@ def test_the_plans_of_an_amd_gpu() -> None:
  131072 | streamed 1x16384 w16     | streamed 1x16384 w16     | streamed 1x8192 w16
 1048576 | streamed 1x16384 w16     | streamed 1x16384 w16     | streamed 1x8192 w16""",
     )
+
+
+def test_a_forward_is_planned_for_the_width_of_a_warp_alone() -> None:
+    """Where programs do not share rows: so the tables of NVIDIA and of AMD stand for every target."""
+    for limits in (replace(target.limits, cooperative=False) for target in TARGETS.values()):
+        like = AMD if limits.warp_size == 64 else NVIDIA
+        for hidden in PINNED_HIDDEN:
+            assert forward_plan(RowProblem(hidden, 2), limits) == forward_plan(RowProblem(hidden, 2), like)
 
 
 @pytest.mark.parametrize("warp_size", [32, 64])

@@ -78,9 +78,9 @@ def resident_backward(
 
         rescue = rowmath.needs_rescue(mean, 60)
         if tl.max(rescue.to(tl.int32), axis=0) > 0:
-            magnitude = tl.max(tl.abs(x), axis=1)
+            magnitude = rowmath.row_magnitude(x)
             if TAIL > 0:
-                magnitude = tl.maximum(magnitude, tl.max(tl.abs(tail_x), axis=1))
+                magnitude = tl.maximum(magnitude, rowmath.row_magnitude(tail_x))
             scale = tl.where(rescue, rowmath.power_of_two_scale(magnitude, eps), 1.0)
             scaled = x * scale[:, None]
             squares = scaled * scaled
@@ -160,14 +160,14 @@ def streamed_backward(
 
     prescale = tl.full([ROWS], 1.0, COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
-    squares, products = streamed_sums(x_row, dy_row, weight_ptr, mask, prescale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
+    squares, products = _streamed_sums(x_row, dy_row, weight_ptr, mask, prescale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
     mean = rowmath.mean_square(squares, eps, HIDDEN)
     rstd = rowmath.rsqrt(mean)
     c = rowmath.mean_of(products, HIDDEN) * rstd
     if tl.max(rowmath.needs_rescue(mean, 60).to(tl.int32), axis=0) > 0:
         magnitude = streamed_magnitude(x_row, None, mask, HIDDEN, COMPUTE, HEAD)
         scale = rowmath.power_of_two_scale(magnitude, eps)
-        squares, products = streamed_sums(x_row, dy_row, weight_ptr, mask, scale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
+        squares, products = _streamed_sums(x_row, dy_row, weight_ptr, mask, scale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
         mean = rowmath.mean_square(squares, eps * scale * scale, HIDDEN)
         rstd, prescale = rowmath.rescued_rstd(mean, scale)
         c = rowmath.mean_of(products, HIDDEN) * rowmath.rsqrt(mean) * prescale
@@ -184,7 +184,7 @@ def streamed_backward(
 
 
 @triton.jit
-def streamed_sums(
+def _streamed_sums(
     x_row, dy_row, weight_ptr, mask, scale,
     HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -58,9 +58,9 @@ def resident_forward(
     rstd = rowmath.rsqrt(mean)
     rescue = rowmath.needs_rescue(mean, 100)
     if tl.max(rescue.to(tl.int32), axis=0) > 0:
-        magnitude = tl.max(tl.abs(head), axis=1)
+        magnitude = rowmath.row_magnitude(head)
         if TAIL > 0:
-            magnitude = tl.maximum(magnitude, tl.max(tl.abs(tail), axis=1))
+            magnitude = tl.maximum(magnitude, rowmath.row_magnitude(tail))
         scale = rowmath.power_of_two_scale(magnitude, eps)
         scaled = head * scale[:, None]
         squares = scaled * scaled
@@ -109,13 +109,13 @@ def streamed_forward(
 
     one = tl.full([ROWS], 1.0, COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
-    total = streamed_square_sum(x_row, residual_row, sum_row, mask, one, HIDDEN, COMPUTE, HEAD)
+    total = _streamed_square_sum(x_row, residual_row, sum_row, mask, one, HIDDEN, COMPUTE, HEAD)
     mean = rowmath.mean_square(total, eps, HIDDEN)
     rstd = rowmath.rsqrt(mean)
     prescale = one
     if tl.max(rowmath.needs_rescue(mean, 100).to(tl.int32), axis=0) > 0:
         scale = rowmath.power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, COMPUTE, HEAD), eps)
-        total = streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
+        total = _streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
         rstd, prescale = rowmath.rescued_rstd(rowmath.mean_square(total, eps * scale * scale, HIDDEN), scale)
     for start in range(0, HIDDEN, HEAD):
         columns = start + tl.arange(0, HEAD)
@@ -126,7 +126,7 @@ def streamed_forward(
 
 
 @triton.jit
-def streamed_square_sum(
+def _streamed_square_sum(
     x_row, residual_row, sum_row, mask, scale, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Σ(scale·x)² a row."""

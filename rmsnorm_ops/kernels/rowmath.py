@@ -20,6 +20,17 @@ def row_sum(x):
 
 
 @triton.jit
+def row_magnitude(x):
+    """max|x| over the last axis, [ROWS]."""
+    x = tl.abs(x)
+    if x.shape[0] == 1:
+        # A scalar, as in row_sum. Triton 3.6 for AMD cannot convert the layout of a tensor of one element between blocks.
+        return tl.full([1], tl.max(tl.reshape(x, (x.shape[1],)), axis=0), x.dtype)
+    else:
+        return tl.max(x, axis=1)
+
+
+@triton.jit
 def row_sums(x, y):
     """``row_sum`` of both. Those of a single row go through shared memory together: half the barriers."""
     if x.shape[0] == 1:

@@ -10,9 +10,11 @@ import triton.language as tl
 
 from rmsnorm_ops.kernels import exchange, rowmath, tile
 from rmsnorm_ops.kernels.backward import RUNTIME as BACKWARD_RUNTIME
-from rmsnorm_ops.kernels.backward import streamed_sums
 from rmsnorm_ops.kernels.forward import RUNTIME as FORWARD_RUNTIME
-from rmsnorm_ops.kernels.forward import streamed_magnitude, streamed_square_sum
+
+# Lines of slots a row: its sums, and for a rescue its largest magnitude and the sums once more.
+FORWARD_LINES = tl.constexpr(3)
+BACKWARD_LINES = tl.constexpr(5)
 
 
 @triton.jit(do_not_specialize=FORWARD_RUNTIME)
@@ -25,7 +27,8 @@ def shared_forward(
     X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr, RESIDUAL_ALIGN: tl.constexpr, RESIDUAL_FOLDED: tl.constexpr,
     HEAD: tl.constexpr, SLICES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y and, with a residual, residual_out, as the kernels of forward.py. slots is [rows, PADDED]."""
+    """y and, with a residual, residual_out, as the kernels of forward.py. slots is
+    [rows, FORWARD_LINES, PADDED]."""
     Y_TYPE: tl.constexpr = y_ptr.dtype.element_ty
     X_TYPE: tl.constexpr = x_ptr.dtype.element_ty if residual_ptr is None else residual_ptr.dtype.element_ty
     one_row = tl.arange(0, 1)
@@ -38,7 +41,9 @@ def shared_forward(
     x = tl.zeros([1, HEAD], X_TYPE)
     # The first turn has a next row alone.
     for row in tl.range(group - groups, n_rows, groups, num_stages=STAGES):
-        bits = exchange.poll(slots_ptr + row * PADDED, row >= 0, SLICES, 1, PADDED)
+        started = row >= group
+        slots = slots_ptr + row * (FORWARD_LINES * PADDED)
+        bits = exchange.poll(slots, started, SLICES, 1, PADDED)
         next_row = row + groups + one_row
         next_mask = next_row < n_rows
         x_row = tile.strided_rows(x_ptr, next_row, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
@@ -53,43 +58,28 @@ def shared_forward(
         next_x = tile.load_stored(x_row, residual_row, sum_row, next_mask, columns, HIDDEN, tl.float32)
         wide = next_x.to(tl.float32)
         own = tl.sum(rowmath.row_sum(wide * wide), axis=0)
-        exchange.publish(slots_ptr + (row + groups) * PADDED + part, own, row + groups < n_rows)
+        next_slots = slots_ptr + (row + groups) * (FORWARD_LINES * PADDED)
+        exchange.publish(next_slots + part, own, row + groups < n_rows)
 
         total, _ = exchange.totals(bits, 1, PADDED)
         if not exchange.complete(bits):
-            total, _ = exchange.wait(slots_ptr + row * PADDED, SLICES, 1, PADDED)
+            total, _ = exchange.wait_for_totals(slots, SLICES, 1, PADDED)
         mean = rowmath.mean_square(tl.full([1], total, tl.float32), eps, HIDDEN)
         rstd = rowmath.rsqrt(mean)
         prescale = tl.full([1], 1.0, tl.float32)
-        if (row >= 0) & (tl.max(rowmath.needs_rescue(mean, 100).to(tl.int32), axis=0) > 0):
-            this_x = tile.strided_rows(x_ptr, row, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
-            this_residual = None
-            if residual_ptr is not None:
-                this_residual = tile.strided_rows(
-                    residual_ptr, row, residual_inner_rows, residual_outer_stride, residual_inner_stride,
-                    RESIDUAL_ALIGN, RESIDUAL_FOLDED,
-                )  # fmt: skip
-            rescued, rescued_prescale = _rescued_forward(this_x, this_residual, tl.sum(eps, axis=0), HIDDEN, HEAD // 8)
-            rstd = tl.full([1], rescued, tl.float32)
-            prescale = tl.full([1], rescued_prescale, tl.float32)
+        if started & (tl.max(rowmath.needs_rescue(mean, 100).to(tl.int32), axis=0) > 0):
+            exchange.publish(slots + PADDED + part, tl.max(tl.max(tl.abs(x.to(tl.float32)), axis=1), axis=0), started)
+            largest = exchange.wait_for_largest(slots + PADDED, SLICES, PADDED)
+            scale = rowmath.power_of_two_scale(tl.full([1], largest, tl.float32), eps)
+            scaled = x.to(tl.float32) * scale[:, None]
+            exchange.publish(slots + 2 * PADDED + part, tl.sum(rowmath.row_sum(scaled * scaled), axis=0), started)
+            scaled_total, _ = exchange.wait_for_totals(slots + 2 * PADDED, SLICES, 1, PADDED)
+            scaled_mean = rowmath.mean_square(tl.full([1], scaled_total, tl.float32), eps * scale * scale, HIDDEN)
+            rstd, prescale = rowmath.rescued_rstd(scaled_mean, scale)
         y = rowmath.normalise(x.to(tl.float32) * prescale[:, None], rstd, weight, Y_TYPE, ROUND_BEFORE_WEIGHT)
-        tile.store(y_ptr + (row + one_row) * HIDDEN, y, row + one_row >= 0, columns, HIDDEN)
+        rows = row + one_row
+        tile.store(y_ptr + rows * HIDDEN, y, rows >= 0, columns, HIDDEN)
         x = next_x
-
-
-@triton.jit(noinline=True)  # as exchange.wait
-def _rescued_forward(x_row, residual_row, eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """rstd and prescale of a row out of range, which every program of the group reads whole: rescues are rare. In small blocks,
-    for the kernel has as many registers as what it calls needs."""
-    x_row += tl.arange(0, 1)
-    if residual_row is not None:
-        residual_row += tl.arange(0, 1)
-    mask = tl.full([1], True, tl.int1)
-    eps = tl.full([1], eps, tl.float32)
-    scale = rowmath.power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, tl.float32, BLOCK), eps)
-    total = streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, tl.float32, BLOCK)
-    rstd, prescale = rowmath.rescued_rstd(rowmath.mean_square(total, eps * scale * scale, HIDDEN), scale)
-    return tl.sum(rstd, axis=0), tl.sum(prescale, axis=0)
 
 
 @triton.jit(do_not_specialize=BACKWARD_RUNTIME)
@@ -104,7 +94,8 @@ def shared_backward(
     DSUM_ALIGN: tl.constexpr, DSUM_FOLDED: tl.constexpr,
     HEAD: tl.constexpr, SLICES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx and the group's part of dweight, stored to its row of partial [groups, hidden]. slots is [rows, 2, PADDED]."""
+    """dx and the group's part of dweight, stored to its row of partial [groups, hidden]. slots is
+    [rows, BACKWARD_LINES, PADDED]."""
     one_row = tl.arange(0, 1)
     part = tl.program_id(0) % SLICES
     group = (tl.program_id(0) // SLICES).to(tl.int64)
@@ -117,7 +108,9 @@ def shared_backward(
     dy = tl.zeros([1, HEAD], dy_ptr.dtype.element_ty)
     # The first turn has a next row alone.
     for row in tl.range(group - groups, n_rows, groups, num_stages=STAGES):
-        bits = exchange.poll(slots_ptr + row * (2 * PADDED), row >= 0, SLICES, 2, PADDED)
+        started = row >= group
+        slots = slots_ptr + row * (BACKWARD_LINES * PADDED)
+        bits = exchange.poll(slots, started, SLICES, 2, PADDED)
         next_row = row + groups + one_row
         next_mask = next_row < n_rows
         dy_row = tile.strided_rows(dy_ptr, next_row, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
@@ -126,26 +119,29 @@ def shared_backward(
         next_dy = tile.load_narrow(dy_row, next_mask, columns, HIDDEN)
         wide = next_x.to(tl.float32)
         squares, products = rowmath.row_sums(wide * wide, next_dy.to(tl.float32) * weight * wide)
-        slots = slots_ptr + (row + groups) * (2 * PADDED) + part
-        exchange.publish(slots, tl.sum(squares, axis=0), row + groups < n_rows)
-        exchange.publish(slots + PADDED, tl.sum(products, axis=0), row + groups < n_rows)
+        next_slots = slots_ptr + (row + groups) * (BACKWARD_LINES * PADDED) + part
+        exchange.publish(next_slots, tl.sum(squares, axis=0), row + groups < n_rows)
+        exchange.publish(next_slots + PADDED, tl.sum(products, axis=0), row + groups < n_rows)
 
         square_total, product_total = exchange.totals(bits, 2, PADDED)
         if not exchange.complete(bits):
-            square_total, product_total = exchange.wait(slots_ptr + row * (2 * PADDED), SLICES, 2, PADDED)
+            square_total, product_total = exchange.wait_for_totals(slots, SLICES, 2, PADDED)
         mean = rowmath.mean_square(tl.full([1], square_total, tl.float32), eps, HIDDEN)
         rstd = rowmath.rsqrt(mean)
         c = rowmath.mean_of(tl.full([1], product_total, tl.float32), HIDDEN) * rstd
         prescale = tl.full([1], 1.0, tl.float32)
-        if (row >= 0) & (tl.max(rowmath.needs_rescue(mean, 60).to(tl.int32), axis=0) > 0):
-            this_dy = tile.strided_rows(dy_ptr, row, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
-            this_x = tile.strided_rows(x_ptr, row, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
-            rescued, rescued_prescale, rescued_c = _rescued_backward(
-                this_x, this_dy, weight_ptr, tl.sum(eps, axis=0), HIDDEN, WEIGHT_OFFSET, HEAD // 8
-            )
-            rstd = tl.full([1], rescued, tl.float32)
-            prescale = tl.full([1], rescued_prescale, tl.float32)
-            c = tl.full([1], rescued_c, tl.float32)
+        if started & (tl.max(rowmath.needs_rescue(mean, 60).to(tl.int32), axis=0) > 0):
+            exchange.publish(slots + 2 * PADDED + part, tl.max(tl.max(tl.abs(x.to(tl.float32)), axis=1), axis=0), started)
+            largest = exchange.wait_for_largest(slots + 2 * PADDED, SLICES, PADDED)
+            scale = rowmath.power_of_two_scale(tl.full([1], largest, tl.float32), eps)
+            scaled = x.to(tl.float32) * scale[:, None]
+            squares, products = rowmath.row_sums(scaled * scaled, dy.to(tl.float32) * weight * scaled)
+            exchange.publish(slots + 3 * PADDED + part, tl.sum(squares, axis=0), started)
+            exchange.publish(slots + 4 * PADDED + part, tl.sum(products, axis=0), started)
+            square_total, product_total = exchange.wait_for_totals(slots + 3 * PADDED, SLICES, 2, PADDED)
+            mean = rowmath.mean_square(tl.full([1], square_total, tl.float32), eps * scale * scale, HIDDEN)
+            rstd, prescale = rowmath.rescued_rstd(mean, scale)
+            c = rowmath.mean_of(tl.full([1], product_total, tl.float32), HIDDEN) * rowmath.rsqrt(mean) * prescale
         rows = row + one_row
         mask = rows >= 0
         # Before the first row there is no mean square: at eps = 0 an infinite rstd would make NaN of dweight.
@@ -170,18 +166,3 @@ def shared_backward(
 
     if partial_ptr is not None:
         tl.store(partial_ptr + group * HIDDEN + columns, tl.sum(dweight, axis=0), mask=columns < HIDDEN)
-
-
-@triton.jit(noinline=True)  # as exchange.wait
-def _rescued_backward(x_row, dy_row, weight_ptr, eps, HIDDEN: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, BLOCK: tl.constexpr):
-    """rstd, prescale and c of a row out of range, which every program of the group reads whole: rescues are rare."""
-    x_row += tl.arange(0, 1)
-    dy_row += tl.arange(0, 1)
-    mask = tl.full([1], True, tl.int1)
-    eps = tl.full([1], eps, tl.float32)
-    scale = rowmath.power_of_two_scale(streamed_magnitude(x_row, None, mask, HIDDEN, tl.float32, BLOCK), eps)
-    squares, products = streamed_sums(x_row, dy_row, weight_ptr, mask, scale, HIDDEN, tl.float32, WEIGHT_OFFSET, BLOCK)
-    mean = rowmath.mean_square(squares, eps * scale * scale, HIDDEN)
-    rstd, prescale = rowmath.rescued_rstd(mean, scale)
-    c = rowmath.mean_of(products, HIDDEN) * rowmath.rsqrt(mean) * prescale
-    return tl.sum(rstd, axis=0), tl.sum(prescale, axis=0), tl.sum(c, axis=0)
