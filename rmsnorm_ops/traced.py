@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,8 +107,18 @@ def keyed_by_plans():  # type: ignore[no-untyped-def]
     tl.static_assert(PLANS != "")
 
 
+_LAUNCHED = (
+    forward.resident_forward,
+    forward.streamed_forward,
+    backward.resident_backward,
+    backward.streamed_backward,
+    backward.weight_gradient,
+    backward.sum_partials,
+)
+
+
 def cache_key() -> Iterator[Any]:
     """The kernels that an operator may launch, its gradient's included, for the key of Inductor's cache."""
-    for value in itertools.chain(vars(forward).values(), vars(backward).values(), (keyed_by_plans,)):
-        if isinstance(value, triton.JITFunction):  # not where they are interpreted
-            yield value
+    for kernel in (*_LAUNCHED, keyed_by_plans):
+        if isinstance(kernel, triton.JITFunction):  # not where they are interpreted
+            yield kernel
