@@ -46,7 +46,7 @@ def attach(library: torch.library.Library, name: str, *, tensors: int) -> None:
     def rule(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.export._trace import custom_triton_ops_decomposition_disabled
 
-        if not _wanted(args[:tensors], kwargs) or custom_triton_ops_decomposition_disabled():
+        if custom_triton_ops_decomposition_disabled() or not _wanted(args[:tensors], kwargs):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
         if any(kind is not Tensor and not issubclass(kind, (FakeTensor, FunctionalTensor)) for kind in types):
             return NotImplemented  # a DTensor must first become the tensors it is made of
@@ -66,7 +66,13 @@ def _wanted(tensors: tuple[Any, ...], options: dict[str, Any]) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     if torch.float64 in (options.get("dx_dtype"), *(tensor.dtype for tensor in given)):
         return False
-    return all(tensor.device.type in DEVICES for tensor in given)
+    return all(tensor.device.type in DEVICES and _current(tensor.device) for tensor in given)
+
+
+def _current(device: torch.device) -> bool:
+    """Inductor launches on the tensors' device; a backend that runs a graph as it is launches on the current one. And fake CUDA
+    tensors are traced on machines without a GPU too, whose limits nobody knows."""
+    return device.type != "cuda" or (torch.cuda.is_available() and device.index == torch.cuda.current_device())
 
 
 def _forward(
