@@ -57,14 +57,24 @@ def test_what_stays_an_operator(name: str, graphs: dict[str, Any]) -> None:
     assert not [target for target in case["others"] if "empty" in target or "full" in target], "left by a launch given up"
 
 
-def test_rows_may_be_unknown_and_export_keeps_the_operator() -> None:
+@pytest.fixture(scope="module")
+def others() -> dict[str, Any]:
+    return run_module("traces", "dynamic")
+
+
+def test_rows_may_be_unknown_and_export_keeps_the_operator(others: dict[str, Any]) -> None:
     """mark_dynamic raises where a size is specialised on. The gradient of two norms of one x is that of two launches."""
-    found = run_module("traces", "dynamic")
+    found = others
     for name in ("dense", "slice"):
         assert not found[name]["opaque"], name
         kernels = found[name]["launches"]
         assert sorted(kernels) == sorted(["resident_forward", "resident_backward", "sum_partials"] * 2), name
     assert found["hidden"]["opaque"] == found["exported"]["opaque"] == ["rmsnorm.forward.default"]
+
+
+def test_a_checkpoint_policy_still_names_the_operator(others: dict[str, Any]) -> None:
+    assert others["saved"]["launches"] == ["resident_backward", "sum_partials"]
+    assert others["recomputed"]["launches"] == ["resident_forward", "resident_backward", "sum_partials"]
 
 
 def test_inductor_compiles_the_same_arithmetic() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from triton.backends.compiler import GPUTarget
 
 import rmsnorm_ops
@@ -45,7 +47,7 @@ class Traced(Exception):
 
 
 def graphs_of(function: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> list[torch.fx.GraphModule]:
-    """The joint graph of forward and backward, or the forward alone where nothing requires grad."""
+    """The joint graph of forward and backward and its two parts, or the forward alone where nothing requires grad."""
     torch._dynamo.reset()
     graphs: list[torch.fx.GraphModule] = []
 
@@ -58,12 +60,14 @@ def graphs_of(function: Callable[..., Any], *inputs: Any, dynamic: bool | None =
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         graphs.append(joint)
-        return min_cut_rematerialization_partition(joint, inputs, **options)
+        pair = min_cut_rematerialization_partition(joint, inputs, **options)
+        graphs.extend(pair)
+        return pair
 
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=partition)
     with contextlib.suppress(Traced):
         torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)(*inputs)
-    return graphs[:1]
+    return graphs[:3]
 
 
 def launches(graph: torch.fx.GraphModule) -> list[dict[str, Any]]:
@@ -181,12 +185,26 @@ def graphs() -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, case in CASES.items():
         tensors, function = inputs_of(case, "cpu")
-        (graph,) = graphs_of(function, *tensors)
+        graph, *_ = graphs_of(function, *tensors)
         called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
         opaque = [target for target in called if "rmsnorm" in target]
         others = [target for target in called if "rmsnorm" not in target and "triton" not in target and "getitem" not in target]
         result[name] = {"opaque": opaque, "others": others, "launches": launches(graph), "eager": described(eager(case))}
     return result
+
+
+def checkpointed(saved: bool) -> Callable[..., Tensor]:
+    """A norm inside a checkpoint, whose policy names the operator that the graph does not hold."""
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        named = operator is torch.ops.rmsnorm.forward.default
+        return CheckpointPolicy.MUST_SAVE if saved and named else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def block(x: Tensor, weight: Tensor) -> Tensor:
+        return rmsnorm_ops.rms_norm(x.sin(), weight, 1e-6).cos()
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    return lambda x, weight: checkpoint(block, x, weight, use_reentrant=False, context_fn=contexts)
 
 
 def dynamic() -> dict[str, Any]:
@@ -204,14 +222,18 @@ def dynamic() -> dict[str, Any]:
         def function(x: Tensor, residual: Tensor, view: Callable[[Tensor], Tensor] = view) -> Any:
             return rmsnorm_ops.rms_norm(view(x) * 1, weight, 1e-6) + rmsnorm_ops.rms_norm(view(x), weight, 1e-6)
 
-        (graph,) = graphs_of(function, x.requires_grad_(), residual)
+        graph, *_ = graphs_of(function, x.requires_grad_(), residual)
         opaque = [str(node.target) for node in graph.graph.nodes if "rmsnorm" in str(node.target)]
         result[name] = {"opaque": opaque, "launches": [one["kernel"] for one in launches(graph)]}
     x, scale = random(6, 1024), random(1024)
     for tensor in (x, scale):
         torch._dynamo.mark_dynamic(tensor, tensor.dim() - 1)
-    (graph,) = graphs_of(lambda x, scale: rmsnorm_ops.rms_norm(x, scale, 1e-6), x, scale)
+    graph, *_ = graphs_of(lambda x, scale: rmsnorm_ops.rms_norm(x, scale, 1e-6), x, scale)
     result["hidden"] = {"opaque": [str(node.target) for node in graph.graph.nodes if "rmsnorm" in str(node.target)]}
+    for saved in (False, True):
+        x, scale = random(6, 1024).requires_grad_(), random(1024).requires_grad_()
+        _, _, backward = graphs_of(checkpointed(saved), x, scale)
+        result["saved" if saved else "recomputed"] = {"launches": [one["kernel"] for one in launches(backward)]}
     exported = torch.export.export(rmsnorm_ops.RMSNorm(1024, 1e-6), (random(6, 1024),)).run_decompositions()
     result["exported"] = {"opaque": [str(node.target) for node in exported.graph.nodes if "rmsnorm" in str(node.target)]}
     return result
