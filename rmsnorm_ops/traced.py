@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
+from rmsnorm_ops import executors, launch_backward, plan, rows
 from rmsnorm_ops import launch as launch_forward
-from rmsnorm_ops import launch_backward, plan, rows
 from rmsnorm_ops.kernels import backward, forward
 from rmsnorm_ops.prepared import Prepared
 from rmsnorm_ops.rows import VECTOR_BYTES, Facts, Rows
@@ -67,9 +67,9 @@ def aligned(weight: Tensor | None) -> Tensor | None:
 
 def launch(prepared: Prepared, x: Any, y: Any, arguments: tuple[Any, ...]) -> None:
     """Record the launch of ``x`` by ``y`` programs. Programs that wait for one another need a launch that cannot be."""
-    if prepared.plan.slices > 1:
+    # Nor can an option but the warps: that products and sums are fused must be the default, as it is up to triton 3.9.
+    if prepared.plan.slices > 1 or not executors.HOLDS_COMPILED:
         raise Opaque
-    # Inductor passes no other option on; that products and sums are fused is the default of the versions that are let in.
     options = {"num_warps": prepared.plan.warps}
     torch.library.wrap_triton(prepared.kernel)[(x, y)](*arguments, *prepared.constants, **options)
 
