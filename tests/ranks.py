@@ -184,6 +184,16 @@ def a_residual_of_another_dtype(mesh: DeviceMesh) -> None:
 
 
 @check
+def an_empty_dresidual_has_no_rows_to_shard(mesh: DeviceMesh) -> None:
+    _, residual, weight, dy, dsum = tensors()
+    sharded = [place(mesh, tensor, WHOLE if tensor is weight else SEQUENCE) for tensor in (dy, dsum, residual, weight)]
+    dx, dresidual, _ = ops.add_backward(*sharded, 1e-6)
+    assert dx.placements == (SEQUENCE,)
+    assert dresidual.full_tensor().shape == (0,)
+    assert dresidual.placements == (WHOLE,)
+
+
+@check
 def two_mesh_dimensions(mesh: DeviceMesh) -> None:
     plane = init_device_mesh("cpu", (mesh.size(), 1))
     x, _, weight, dy, _ = tensors()

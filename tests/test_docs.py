@@ -10,7 +10,7 @@ from tests.processes import HERE
 def test_the_tests_that_the_table_names_are_there() -> None:
     text = (HERE / "docs" / "pytorch.md").read_text()
     files = set(re.findall(r"\b(?:integrations/)?test_\w+\.py", text))
-    assert len(files) > 20
+    assert len(files) > 15
     missing = [name for name in files if not (HERE / "tests" / name).exists()]
     source = "".join(path.read_text() for path in (HERE / "tests").rglob("*.py"))
     functions = set(re.findall(r"`(test_\w+)`", text)) | {"sequence_parallel", "sequence_parallel_compiled", "fully_sharded"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ def test_rows_may_be_unknown_and_export_keeps_the_operator(others: dict[str, Any
         assert not found[name]["opaque"], name
         kernels = found[name]["launches"]
         assert sorted(kernels) == sorted(["resident_forward", "resident_backward", "sum_partials"] * 2), name
+        # A number, or the rows, would mean a guard on whether there are as many rows as programs.
+        assert all(re.search("min", grid, re.IGNORECASE) for grid in found[name]["grids"]), found[name]["grids"]
     assert found["hidden"]["opaque"] == found["exported"]["opaque"] == ["rmsnorm.forward.default"]
 
 

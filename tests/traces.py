@@ -224,7 +224,9 @@ def dynamic() -> dict[str, Any]:
 
         graph, *_ = graphs_of(function, x.requires_grad_(), residual)
         opaque = [str(node.target) for node in graph.graph.nodes if "rmsnorm" in str(node.target)]
-        result[name] = {"opaque": opaque, "launches": [one["kernel"] for one in launches(graph)]}
+        found = launches(graph)
+        grids = [one["grid"][0] for one in found if one["kernel"] == "resident_backward"]
+        result[name] = {"opaque": opaque, "launches": [one["kernel"] for one in found], "grids": grids}
     x, scale = random(6, 1024), random(1024)
     for tensor in (x, scale):
         torch._dynamo.mark_dynamic(tensor, tensor.dim() - 1)
