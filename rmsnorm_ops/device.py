@@ -35,4 +35,5 @@ def _limits(device: torch.device) -> DeviceLimits:
         ahead="registers" if torch.version.hip else "shared memory",
         # On NVIDIA GPUs alone has it been run.
         cooperative=torch.version.hip is None,
+        converts_to_fp8=torch.version.hip is None and properties.major >= 9,
     )

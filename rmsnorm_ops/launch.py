@@ -14,6 +14,10 @@ from rmsnorm_ops.plan import LaunchPlan, forward_plan
 from rmsnorm_ops.prepared import FORWARD_LINES, HIP, Prepared, find, keep, kernel, large, launch, slots
 from rmsnorm_ops.rows import ABSENT, VECTOR_BYTES, Facts, aligned, dtype_of, problem_of, rows_of
 
+# Of a kernel that can quantise (launch_quant.py), where it rounds: its last arguments, and its last constants.
+NO_SCALES = (None, None)
+ROUNDED = (0, 0.0, False, False, "", False)
+
 
 def forward(
     x: Tensor,
@@ -41,16 +45,16 @@ def forward(
         if known is not None and 0 <= eps < math.inf and _dense(x, weight):
             return _launched_again(*known, x, weight, eps)
     check_forward(x, weight, eps, weight_offset)
-    y, _, found, strides = _forward(x, None, weight, eps, weight_offset, round_before_weight, plan)
+    y, _, found, rest = _forward(x, None, weight, eps, weight_offset, round_before_weight, plan)
     # On AMD GPUs a kernel is for tensors of a size, and a shared one wants slots.
     again = found is not None and found.run is not None and found.plan.strategy != "shared" and not HIP
     if weight is not None and again and _dense(x, weight):
-        _usual[usual] = found, strides
+        _usual[usual] = found, rest
     return y
 
 
-# The kernels of calls with dense tensors at aligned addresses, and their strides, by all else that a call depends on.
-_usual: dict[tuple[Any, ...], tuple[Prepared, tuple[int, ...]]] = {}
+# The kernels of calls with dense tensors at aligned addresses, and their last arguments, by all else that a call depends on.
+_usual: dict[tuple[Any, ...], tuple[Prepared, tuple[Any, ...]]] = {}
 
 
 def _dense(*tensors: Tensor) -> bool:
@@ -60,12 +64,12 @@ def _dense(*tensors: Tensor) -> bool:
     return True
 
 
-def _launched_again(found: Prepared, strides: tuple[int, ...], x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _launched_again(found: Prepared, rest: tuple[Any, ...], x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """A call like an earlier one needs no other look at its tensors, which takes the host half as long as the rest."""
     y = torch.empty_like(x)
     n_rows = y.numel() // weight.shape[0]
     if n_rows:
-        launch(found, found.plan.programs(n_rows), 1, (x, None, weight, y, None, eps, n_rows, *strides))
+        launch(found, found.plan.programs(n_rows), 1, (x, None, weight, y, None, eps, n_rows, *rest))
     return y
 
 
@@ -111,13 +115,13 @@ def _forward(
     found = find(key) or keep(
         key, _prepare(x, residual, x_rows.facts, residual_rows.facts, weight_offset, round_before_weight, plan)
     )
-    strides = (*x_rows.strides, *residual_rows.strides)
     exchange = slots(found.plan, x_rows, FORWARD_LINES) if found.plan.strategy == "shared" else ()
+    rest = (*x_rows.strides, *residual_rows.strides, *(() if exchange else NO_SCALES))
     arguments = (
-        x_rows.tensor, residual_rows.tensor, weight, y, residual_out, *exchange, eps, x_rows.n_rows, *strides,
+        x_rows.tensor, residual_rows.tensor, weight, y, residual_out, *exchange, eps, x_rows.n_rows, *rest,
     )  # fmt: skip
     run(found, found.plan.programs(x_rows.n_rows), 1, arguments)
-    return y, residual_out, found, strides
+    return y, residual_out, found, rest
 
 
 def _prepare(
@@ -141,5 +145,6 @@ def _prepare(
         return Prepared(kernel("shared", "shared_forward"), chosen, constants, x.device.index)
     constants = (
         problem.hidden, problem.fp64, weight_offset, round_before_weight, *facts, chosen.rows, chosen.head, chosen.tail,
+        *ROUNDED,
     )  # fmt: skip
     return Prepared(kernel("forward", f"{chosen.strategy}_forward"), chosen, constants, x.device.index)

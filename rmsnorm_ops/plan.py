@@ -22,6 +22,9 @@ class DeviceLimits:
     processors: int  # streaming multiprocessors, compute units
     shared_memory: int  # bytes a program may have
     cooperative: bool = False  # programs that wait for one another may be launched
+    # Triton's conversion of fp32 to e4m3fn and e5m2 is one instruction that rounds once: NVIDIA's from sm_90 on. Elsewhere some
+    # of them do not compile and others go through fp16; its interpreter loses a carry.
+    converts_to_fp8: bool = False
     # Where Triton keeps the loads of the tiles ahead: its AMD backend, in registers.
     ahead: Literal["shared memory", "registers"] = "shared memory"
 
@@ -76,7 +79,7 @@ def forward_plan(problem: RowProblem, limits: DeviceLimits) -> LaunchPlan:
     max_threads = min(512, limits.max_threads)
     if width > max_threads * (16 if problem.fp64 else 32):
         return _streamed(problem, limits)
-    odd = problem.itemsize == 2 and problem.hidden % 2 == 1 and width >= 64
+    odd = problem.itemsize == 2 and problem.hidden % 2 == 1 and width >= 1024
     split = None if odd else _two_blocks(problem, max_threads)
     if split is not None:
         head, tail, threads = split

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmsnorm_ops import launch, launch_backward
+from rmsnorm_ops import launch, launch_backward, launch_quant
 
 
 def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -20,6 +20,6 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return wrapper
 
-    for module in (launch, launch_backward):
+    for module in (launch, launch_backward, launch_quant):
         monkeypatch.setattr(module, "launch", counting(module.launch))
     return launched

@@ -133,7 +133,11 @@ def test_our_own_wrong_answer_is_the_exit_status(monkeypatch: pytest.MonkeyPatch
     ("given", "sentence"),
     [
         (["--case", "nothing"], "no case has nothing in its name; the cases are: head 128, "),
-        (["--op", "sideways"], "--op must be one of forward, add_forward, backward, forward+backward, host, got sideways"),
+        (
+            ["--op", "sideways"],
+            "--op must be one of forward, add_forward, backward, forward+backward, host, forward_quant, forward_quant_128, "
+            "add_forward_quant, got sideways",
+        ),
         (["--dtype", "int8"], "--dtype must be one of fp16, bf16, fp32, fp64, got int8"),
         (
             ["--provider", "apex"],

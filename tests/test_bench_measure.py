@@ -141,7 +141,10 @@ def test_bytes_and_arithmetic_of_each_operation() -> None:
     assert moved["backward"] == 15 * 6 + 40
     assert moved["forward+backward"] == moved["forward"] + moved["backward"]
     assert traffic.intensity("forward", 60, 15) == 1
-    assert set(traffic.FLOPS) == set(traffic.OPERATIONS)
+    assert set(traffic.FLOPS) == {*traffic.OPERATIONS, *traffic.QUANTISED}
+    assert traffic.moved("forward_quant", 3, 5, BF16, torch.float32) == 15 * 3 + 20 + 3 * 4
+    assert traffic.moved("forward_quant_128", 3, 300, BF16) == 900 * 3 + 9 * 4
+    assert traffic.moved("add_forward_quant", 3, 5, BF16) == 15 * 7 + 3 * 4
 
 
 def test_another_seed_is_other_values_and_the_same_seed_the_same() -> None:

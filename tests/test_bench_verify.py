@@ -35,7 +35,7 @@ def test_providers_are_right(one: Provider, operation: str, dtype: torch.dtype) 
     assert verify.wrong(*put(one, operation, SMALL, dtype)) == ""
 
 
-@pytest.mark.parametrize("operation", traffic.OPERATIONS)
+@pytest.mark.parametrize("operation", [*traffic.OPERATIONS, *traffic.QUANTISED])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ours_is_right_with_every_layout_and_option(name: str, operation: str) -> None:
     assert verify.wrong(*put(OURS, operation, BY_NAME[name])) == ""
@@ -85,6 +85,17 @@ def test_each_output_is_looked_at(operation: str) -> None:
         changed = [output.clone() for output in results]
         changed[index][..., -1] += 0.2 * changed[index].abs().max()
         assert verify.wrong(asked, inputs, tuple(changed)).startswith(f"{name} is off by ")
+
+
+@pytest.mark.parametrize("operation", traffic.QUANTISED)
+def test_each_quantised_output_is_looked_at(operation: str) -> None:
+    asked, inputs, results = put(OURS, operation, SMALL)
+    q, scale, *others = results  # type: ignore[misc]
+    assert verify.wrong(asked, inputs, (q, scale * 1.2, *others)).startswith("y is off by ")
+    assert verify.wrong(asked, inputs, q).endswith("has another shape or dtype than x") or others
+    assert ATEN.refuses(asked) == f"aten has no {operation}"
+    if others:
+        assert verify.wrong(asked, inputs, (q, scale, others[0] * 1.2)).startswith("residual_out is off by ")
 
 
 def test_what_is_no_number_or_has_another_form_is_wrong() -> None:

@@ -42,6 +42,15 @@ def test_train_block() -> None:
     assert losses[-1] < losses[0] / 4
 
 
+def test_fp8_linear() -> None:
+    printed = run_example("04_fp8_linear.py")
+    assert "q: (256, 4096) torch.float8_e4m3fn scale: (256, 1) torch.float32 residual_out: torch.bfloat16" in printed
+    off, bound = re.search(r"off by (\S+) of the unquantised product, \S+ expected, the bound is (\S+)", printed).groups()
+    assert 0.01 < float(off) < float(bound)
+    row, group = (float(off) for off in re.findall(r"a scale a .*: off by (\S+),", printed))
+    assert group < row / 2
+
+
 def test_transformers_says_what_it_needs(tmp_path: Path) -> None:
     """One sentence where transformers is not installed, and no traceback."""
     (tmp_path / "transformers.py").write_text("raise ImportError('not installed')\n")
@@ -55,7 +64,7 @@ def test_transformers_says_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_distributed() -> None:
-    printed = run_example("04_distributed.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    printed = run_example("05_distributed.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert "2 processes; the weight of a norm is (Replicate(),)" in printed
     assert "its gradient is (Partial(sum),)" in printed
     assert "outputs and gradients are those of one process" in printed
@@ -63,7 +72,7 @@ def test_distributed() -> None:
 
 @needs_a_compiler
 def test_compile_and_export() -> None:
-    printed = run_example("05_compile_and_export.py")
+    printed = run_example("06_compile_and_export.py")
     assert "compiled: forward and backward, any number of rows" in printed
     assert "exported: rmsnorm.forward.default rmsnorm.add_forward.default" in printed
     assert "saved, loaded, packaged and run at 4 7 33 rows" in printed
@@ -74,6 +83,7 @@ def test_every_example_is_tested() -> None:
         "01_quickstart.py",
         "02_train_block.py",
         "03_transformers.py",  # run in integrations/test_transformers.py
-        "04_distributed.py",
-        "05_compile_and_export.py",
+        "04_fp8_linear.py",
+        "05_distributed.py",
+        "06_compile_and_export.py",
     ]

@@ -35,8 +35,23 @@ LAYERS = {
     "decompose": ({"torch"}, {"contracts"}),
     "distributed": ({"torch"}, set()),
     "autograd": ({"torch"}, {"distributed"}),
+    "plan_quant": (set(), {"plan"}),
+    "contracts_quant": ({"torch"}, {"contracts"}),
+    "quantise": ({"torch"}, {"contracts_quant"}),
+    "plain_quant": ({"torch"}, {"contracts_quant", "plain", "quantise"}),
+    "cpu_quant": ({"torch"}, {"contracts_quant", "cpu", "quantise"}),
 }
-LAUNCHING = {"launch", "prepared", "executors", "kernels", "ops", "functional"}  # what a specification must not know of
+LAUNCHING = {
+    "launch",
+    "launch_quant",
+    "ops_quant",
+    "functional_quant",
+    "prepared",
+    "executors",
+    "kernels",
+    "ops",
+    "functional",
+}  # what a specification must not know of
 
 
 def modules() -> list[Path]:
@@ -89,13 +104,24 @@ def test_triton_is_imported_by_its_own_layer_alone(path: Path) -> None:
 
 
 def test_the_specification_knows_nothing_of_launching() -> None:
-    for layer in ("reference", "contracts", "cpu", "plain", "rows", "plan"):
+    for layer in (
+        "reference",
+        "contracts",
+        "cpu",
+        "plain",
+        "rows",
+        "plan",
+        "contracts_quant",
+        "quantise",
+        "cpu_quant",
+        "plain_quant",
+    ):
         assert not foreign_and_ours(PACKAGE / f"{layer}.py")[1] & LAUNCHING
 
 
 def test_nothing_of_the_package_imports_numpy_on_the_way_to_the_operators() -> None:
     """numpy is for the oracle, which is for tests and the bench."""
-    seen, pending = set(), {"functional"}
+    seen, pending = set(), {"functional", "functional_quant"}
     while pending:
         layer = pending.pop()
         seen.add(layer)
@@ -103,7 +129,7 @@ def test_nothing_of_the_package_imports_numpy_on_the_way_to_the_operators() -> N
         foreign, ours = foreign_and_ours(path) if path.exists() else (set(), set())
         assert "numpy" not in foreign, layer
         pending |= ours - seen
-    assert "ops" in seen
+    assert {"ops", "ops_quant"} <= seen
     assert not seen & {"reference", "accuracy", "bench", "check", "inspect"}
 
 

@@ -117,7 +117,8 @@ def test_a_backward_reports_each_of_its_kernels(compiled: dict[str, list[Row]]) 
 
 def test_every_operator_can_be_inspected() -> None:
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("rmsnorm::")}
-    assert names == set(OPERATIONS)
+    quantised = {name for name in names if "quant" in name}  # their promises are others: test_quant_machine_code.py
+    assert names - quantised == set(OPERATIONS)
 
 
 def test_the_targets_are_told_apart_by_what_the_compiler_needs() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rmsnorm_ops import launch
 from tests.hardware import needs_gpu
 from tests.implementations import TRITON, assert_accurate, assert_same_bits, random
 from tests.processes import run_python
@@ -164,3 +165,26 @@ def test_profiled_launches_are_the_same() -> None:
         knobs.runtime.launch_enter_hook.remove(hook)
     assert seen
     assert_same_bits(forward(x, weight, 1e-6), expected)
+
+
+@needs_gpu()
+def test_a_call_like_an_earlier_one_in_all_but_one_thing() -> None:
+    """The launcher looks at little of a call of dense, aligned tensors that it has seen before. All else must still count."""
+    wide = random(7, 2 * 1016 + 1, dtype=torch.bfloat16, device="cuda")
+    weights = random(2 * 1016, dtype=torch.bfloat16, device="cuda", seed=1)
+    x, weight = wide[:, :1016].contiguous(), weights[:1016].clone()
+    for _ in range(3):
+        usual = launch.forward(x, weight, 1e-5)
+    for other_x in (wide[:, :1016], wide[:, 1 : 1 + 1016], wide[:, ::2][:, :1016], wide[:0, :1016], x[None, :, None], x[3]):
+        for other_weight in (weight, weights[::2], weights[1 : 1 + 1016]):
+            expected = launch.forward(other_x.contiguous().clone(), other_weight.contiguous().clone(), 1e-5)
+            assert_same_bits(launch.forward(other_x, other_weight, 1e-5), expected)
+    assert_same_bits(launch.forward(x, weight, 1e-5), usual)
+    assert not torch.equal(launch.forward(x, weight, 1.0), usual)
+    assert not torch.equal(launch.forward(x, weight, 1e-5, weight_offset=1.0), usual)
+    with pytest.raises(ValueError, match="eps must be finite"):
+        launch.forward(x, weight, float("nan"))
+    with pytest.raises(ValueError, match="weight must have shape"):
+        launch.forward(x, weight[:8], 1e-5)
+    with pytest.raises(ValueError, match="dense"):
+        launch.forward(x.to_sparse(), weight, 1e-5)

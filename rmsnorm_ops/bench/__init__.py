@@ -10,7 +10,11 @@ NEEDED = ("rich", "matplotlib")  # what the bench extra brings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     repeatable = (
-        ("--op", "NAME", "forward, add_forward, backward, forward+backward or host (default: all)"),
+        (
+            "--op",
+            "NAME",
+            "forward, add_forward, backward, forward+backward, host (default: these), forward_quant[_128], add_forward_quant",
+        ),
         ("--case", "TEXT", "the case of that name, or those with TEXT in it (default: those of docs/benchmark.md)"),
         ("--dtype", "NAME", "fp16, bf16, fp32 or fp64 (default: bf16)"),
         ("--provider", "NAME", "rmsnorm_ops, aten, inductor, liger, fla, flash-attn or quack (default: those installed)"),

@@ -16,7 +16,8 @@ from rmsnorm_ops.bench.peers import PEERS
 from rmsnorm_ops.bench.providers import ATEN, OURS, Provider, inductor
 from rmsnorm_ops.bench.timing import one_line
 
-OPERATIONS = (*traffic.OPERATIONS, "host")
+DEFAULT = (*traffic.OPERATIONS, "host")
+OPERATIONS = (*DEFAULT, *traffic.QUANTISED)
 PROVIDERS = (OURS.name, "aten", "inductor", *(peer.name for peer in PEERS))
 DTYPES = {name: dtype for dtype, name in SHORT.items()}
 
@@ -42,7 +43,7 @@ def planned(arguments: Any) -> tuple[Plan, list[str]]:
     refuse_interpreter(device)
     every = (*CASES, *SIZES)
     cases = [case for case in every if case.benched] if arguments.case is None else choose(arguments.case, every)
-    operations = list(OPERATIONS) if arguments.op is None else one_of("--op", arguments.op, OPERATIONS)
+    operations = list(DEFAULT) if arguments.op is None else one_of("--op", arguments.op, OPERATIONS)
     dtypes = one_of("--dtype", arguments.dtype or ["bf16"], list(DTYPES))
     providers, notes = chosen_providers(arguments.provider, device)
     few_in_forward_alone = arguments.op is None and arguments.case is None

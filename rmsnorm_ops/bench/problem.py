@@ -23,7 +23,7 @@ TENSORS_PER_PROVIDER = 8
 
 @dataclass(frozen=True)
 class Problem:
-    """``operation`` of traffic.OPERATIONS on ``rows`` rows of ``case``, the same for all that are compared."""
+    """``operation`` of traffic.OPERATIONS or QUANTISED on ``rows`` rows of ``case``, the same for all that are compared."""
 
     operation: str
     case: Case
@@ -84,8 +84,9 @@ def sized(
 def operands(problem: Problem, seed: int) -> Inputs:
     """The operands of ``problem``: other values, in other memory, for another seed."""
     made = cases.make(problem.case, dtype=problem.dtype, device=problem.device, seed=seed, rows=problem.rows)
-    if problem.operation == "forward":
+    operation, _ = traffic.QUANTISED.get(problem.operation, (problem.operation, None))
+    if operation == "forward":
         return Inputs(*made, None, None)
     generator = torch.Generator(problem.device).manual_seed(seed + 2**31)  # not x's values again
     other = torch.randn(made.x.shape, dtype=problem.dtype, device=problem.device, generator=generator)
-    return Inputs(*made, other, None) if problem.operation == "add_forward" else Inputs(*made, None, other)
+    return Inputs(*made, other, None) if operation == "add_forward" else Inputs(*made, None, other)

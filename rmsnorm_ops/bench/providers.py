@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rmsnorm_ops.bench import traffic
 from rmsnorm_ops.bench.cases import DTYPES, SHORT, Case
 from rmsnorm_ops.bench.problem import Inputs, Problem
 
@@ -38,13 +39,19 @@ class Provider:
     needs_weight: bool = False
     overwrites_dy: bool = False
     reset: Callable[[], object] = field(default=lambda: None)  # before each problem
+    quantised: Callable[[str, Inputs, Case], Call] | None = None  # an operation of traffic.QUANTISED, by name
 
     def refuses(self, problem: Problem) -> str:
         """Why it does not take ``problem``, in one sentence; empty where it does."""
         case, dtype = problem.case, problem.dtype
         if problem.device.type not in self.devices:
             return f"{self.name} does not run on {problem.device.type}"
-        if problem.operation not in self.operations:
+        if problem.operation in traffic.QUANTISED:
+            if self.quantised is None:
+                return f"{self.name} has no {problem.operation}"
+            if dtype is torch.float64:
+                return f"{self.name} does not quantise {SHORT[dtype]}"
+        elif problem.operation not in self.operations:
             return f"{self.name} has no {problem.operation}"
         if problem.operation == "backward" and self.backward is None:
             return f"{self.name} has no backward to call directly"
@@ -61,6 +68,9 @@ class Provider:
         """One call of the problem's operation on ``inputs``, which returns what verify.OUTPUTS lists, without Nones."""
         x, weight, residual, dy = inputs
         case = problem.case
+        if problem.operation in traffic.QUANTISED:
+            assert self.quantised is not None
+            return self.quantised(problem.operation, inputs, case)
         if problem.operation == "forward":
             return lambda: self.norm(x, weight, case)
         if problem.operation == "add_forward":
@@ -108,7 +118,19 @@ def _our_backward(inputs: Inputs, case: Case) -> Call:
     return lambda: torch.ops.rmsnorm.backward(dy, x, weight, case.eps, weight_offset=case.weight_offset)
 
 
-OURS = Provider("rmsnorm_ops", _our_norm, _our_add_norm, _our_backward, options=("weight_offset", "round_before_weight"))
+def _our_quantised(operation: str, inputs: Inputs, case: Case) -> Call:
+    x, weight, residual, _ = inputs
+    base, group_size = traffic.QUANTISED[operation]
+    options = {"dtype": torch.float8_e4m3fn, "group_size": group_size, **case.options}
+    if base == "add_forward":
+        return lambda: torch.ops.rmsnorm.add_forward_quant(x, residual, weight, case.eps, **options)
+    return lambda: torch.ops.rmsnorm.forward_quant(x, weight, case.eps, **options)
+
+
+OURS = Provider(
+    "rmsnorm_ops", _our_norm, _our_add_norm, _our_backward, options=("weight_offset", "round_before_weight"),
+    quantised=_our_quantised,
+)  # fmt: skip
 
 # aten
 

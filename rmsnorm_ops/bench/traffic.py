@@ -10,15 +10,27 @@ from __future__ import annotations
 import torch
 
 OPERATIONS = ("forward", "add_forward", "backward", "forward+backward")
+# Those whose y is quantised to a byte an element: what they are beside that, and the elements that share a scale (None: a row).
+QUANTISED: dict[str, tuple[str, int | None]] = {
+    "forward_quant": ("forward", None),
+    "forward_quant_128": ("forward", 128),
+    "add_forward_quant": ("add_forward", None),
+}
 
 # fp32 operations an element; those of which there is one a row are left out.
 # forward: square and add, times rstd, times weight. add_forward: one addition more.
 # backward: h = dy · weight (1); Σx² and Σh·x (4); dx = rstd · (h − x · c) (3); dweight += dy · (x · rstd) (3).
+# quantised: amax (1), saturation (2), the quotient (10).
 FLOPS = {"forward": 4, "add_forward": 5, "backward": 11, "forward+backward": 15}
+FLOPS |= {name: FLOPS[base] + 13 for name, (base, _) in QUANTISED.items()}
 
 
 def moved(operation: str, rows: int, hidden: int, x: torch.dtype, weight: torch.dtype | None = None) -> int:
     """Bytes of ``operation``, with a residual of x's dtype. Forward and backward are two passes: x is read in both."""
+    if operation in QUANTISED:
+        base, group = QUANTISED[operation]
+        scales = rows * (1 if group is None else -(-hidden // group))
+        return moved(base, rows, hidden, x, weight) - rows * hidden * (x.itemsize - 1) + 4 * scales
     if operation == "add_forward":
         return add_forward(rows, hidden, x, x, weight)
     total = forward(rows, hidden, x, weight) if operation.startswith("forward") else 0

@@ -44,9 +44,10 @@ class Target:
 def _nvidia(name: str, part: str, *, sms: int, l2: int, warps: int, programs: int, shared: int) -> Target:
     # [CCCL] 1024 threads a block; 65536 registers an SM, in four parts; 255 a thread; 1 KiB of shared memory reserved a block,
     # which is also what one block cannot have of the SM's. Registers come in 256 a warp, 8 a lane (CUDA occupancy calculator).
-    limits = DeviceLimits(warp_size=32, max_threads=1024, processors=sms, shared_memory=shared - KIB, cooperative=True)
+    arch = int(name.removeprefix("sm_"))
+    limits = DeviceLimits(32, 1024, sms, shared_memory=shared - KIB, cooperative=True, converts_to_fp8=arch >= 90)
     return Target(
-        name, part, "cuda", int(name.removeprefix("sm_")), limits, registers=512, register_granule=8, max_registers=255,
+        name, part, "cuda", arch, limits, registers=512, register_granule=8, max_registers=255,
         warps=warps, programs=programs, shared_memory=shared, reserved_memory=KIB, l2=l2,
     )  # fmt: skip
 

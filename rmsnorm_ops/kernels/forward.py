@@ -1,13 +1,15 @@
-"""The forward kernels: loop structure alone. Arithmetic is in rowmath.py, addressing in tile.py.
+"""The forward kernels: loop structure alone. Arithmetic is in rowmath.py, addressing in tile.py, quantised stores in quantise.py.
 
 Both compute y = x · rsqrt(mean(x²) + eps) · (weight + WEIGHT_OFFSET); with a residual, x is first replaced by the stored
-x + residual. Absent tensors are None pointers; what the compiler must know is a constexpr. launch.py launches them.
+x + residual. Absent tensors are None pointers; what the compiler must know is a constexpr. launch.py launches them, and
+launch_quant.py, with scales, for codes in y's place.
 """
 
 import triton
 import triton.language as tl
 
 # By name, not by module: where Inductor compiles a kernel itself it copies what the kernel names into one file.
+from rmsnorm_ops.kernels.quantise import magnitude_bits, scale_of, store_normalised, store_scale
 from rmsnorm_ops.kernels.rowmath import (
     compensated_add,
     fold,
@@ -36,13 +38,16 @@ def resident_forward(
     eps: tl.float64, n_rows: tl.int64,
     x_inner_rows: tl.int64, x_outer_stride: tl.int64, x_inner_stride: tl.int64,
     residual_inner_rows: tl.int64, residual_outer_stride: tl.int64, residual_inner_stride: tl.int64,
+    scale_ptr, max_scale,
     HIDDEN: tl.constexpr, FP64: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, ROUND_BEFORE_WEIGHT: tl.constexpr,
     X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr, RESIDUAL_ALIGN: tl.constexpr, RESIDUAL_FOLDED: tl.constexpr,
     ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+    GROUP: tl.constexpr, QMAX: tl.constexpr, POWER_OF_TWO: tl.constexpr, COLUMN_MAJOR: tl.constexpr, FORMAT: tl.constexpr,
+    CAST: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program, each kept in registers as a block of HEAD and, where TAIL > 0, one of TAIL elements."""
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
-    Y_TYPE: tl.constexpr = y_ptr.dtype.element_ty
+    X_TYPE: tl.constexpr = x_ptr.dtype.element_ty
     rows = rows_of_program(ROWS)
     mask = rows < n_rows
     x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
@@ -58,7 +63,10 @@ def resident_forward(
 
     columns = tl.arange(0, HEAD)
     head = load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE)
-    weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+    # A maximum over y is taken in the weight's layout, not x's: loaded for each row of the tile, it has x's (without that, y went
+    # through shared memory and back).
+    REPEATED: tl.constexpr = 1 if GROUP == 0 else ROWS
+    weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET, REPEATED)
     squares = head * head
     if TAIL > 0:
         tail_columns = HEAD + tl.arange(0, TAIL)
@@ -88,9 +96,13 @@ def resident_forward(
         if TAIL > 0:
             tail = tl.where(rescue[:, None], tail * prescale[:, None], tail)
 
-    store(y_row, normalise(head, rstd, weight, Y_TYPE, ROUND_BEFORE_WEIGHT), mask, columns, HIDDEN)
+    y = normalise(head, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+    store_normalised(
+        y_row, y, None, rows, n_rows, mask, 0, scale_ptr, max_scale, HIDDEN, GROUP, QMAX, POWER_OF_TWO, COLUMN_MAJOR, FORMAT, CAST
+    )
     if TAIL > 0:
-        y = normalise(tail, rstd, tail_weight, Y_TYPE, ROUND_BEFORE_WEIGHT)
+        tl.static_assert(scale_ptr is None, "a quantised row is one block")
+        y = normalise(tail, rstd, tail_weight, X_TYPE, ROUND_BEFORE_WEIGHT)
         store(y_row, y, mask, tail_columns, HIDDEN)
 
 
@@ -100,13 +112,17 @@ def streamed_forward(
     eps: tl.float64, n_rows: tl.int64,
     x_inner_rows: tl.int64, x_outer_stride: tl.int64, x_inner_stride: tl.int64,
     residual_inner_rows: tl.int64, residual_outer_stride: tl.int64, residual_inner_stride: tl.int64,
+    scale_ptr, max_scale,
     HIDDEN: tl.constexpr, FP64: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, ROUND_BEFORE_WEIGHT: tl.constexpr,
     X_ALIGN: tl.constexpr, X_FOLDED: tl.constexpr, RESIDUAL_ALIGN: tl.constexpr, RESIDUAL_FOLDED: tl.constexpr,
     ROWS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+    GROUP: tl.constexpr, QMAX: tl.constexpr, POWER_OF_TWO: tl.constexpr, COLUMN_MAJOR: tl.constexpr, FORMAT: tl.constexpr,
+    CAST: tl.constexpr,
 ):  # fmt: skip
-    """One row a program, read twice in blocks of HEAD elements: for Σx², then for y. ROWS is 1 and TAIL 0."""
+    """One row a program, read twice in blocks of HEAD elements: for Σx², then for y. ROWS is 1 and TAIL 0. A scale of the row's
+    own is a pass more, for the largest y."""
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
-    Y_TYPE: tl.constexpr = y_ptr.dtype.element_ty
+    X_TYPE: tl.constexpr = x_ptr.dtype.element_ty
     rows = rows_of_program(ROWS)
     mask = rows < n_rows
     x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
@@ -130,12 +146,27 @@ def streamed_forward(
         scale = power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, COMPUTE, HEAD), eps)
         total = _streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
         rstd, prescale = rescued_rstd(mean_square(total, eps * scale * scale, HIDDEN), scale)
+    row_scale = None
+    if GROUP == HIDDEN:
+        amax_bits = tl.zeros([ROWS, HEAD], tl.int32)
+        for start in range(0, HIDDEN, HEAD):
+            columns = start + tl.arange(0, HEAD)
+            x = load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
+            weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+            y = normalise(x, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+            amax_bits = tl.maximum(amax_bits, magnitude_bits(y))
+        row_scale = scale_of(tl.max(amax_bits, axis=1)[:, None], max_scale, QMAX, POWER_OF_TWO)
+        store_scale(scale_ptr, row_scale, rows, n_rows, mask, 0, HIDDEN, GROUP, COLUMN_MAJOR)
     for start in range(0, HIDDEN, HEAD):
         columns = start + tl.arange(0, HEAD)
         # Read again, not taken from residual_out: another thread may have stored it.
         x = load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
         weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
-        store(y_row, normalise(x, rstd, weight, Y_TYPE, ROUND_BEFORE_WEIGHT), mask, columns, HIDDEN)
+        y = normalise(x, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+        store_normalised(
+            y_row, y, row_scale, rows, n_rows, mask, start, scale_ptr, max_scale, HIDDEN, GROUP, QMAX, POWER_OF_TWO, COLUMN_MAJOR,
+            FORMAT, CAST,
+        )  # fmt: skip
 
 
 @triton.jit

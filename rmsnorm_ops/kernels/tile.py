@@ -77,12 +77,16 @@ def load_stored(x_row, residual_row, sum_row, mask, columns, HIDDEN: tl.constexp
 
 
 @triton.jit
-def load_weight(ptr, columns, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, WEIGHT_OFFSET: tl.constexpr):
-    """weight + WEIGHT_OFFSET in the compute type, [1, BLOCK]; 1 without a weight."""
+def load_weight(
+    ptr, columns, HIDDEN: tl.constexpr, COMPUTE: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, REPEATED: tl.constexpr = 1
+):
+    """weight + WEIGHT_OFFSET in the compute type, [REPEATED, BLOCK]; 1 without a weight."""
     if ptr is None:
         weight = tl.full([1, 1], 1.0, COMPUTE)
     else:
         columns = columns[None, :]
+        if REPEATED > 1:
+            columns += tl.zeros([REPEATED, 1], tl.int32)
         weight = tl.load(ptr + columns, mask=columns < HIDDEN, other=0.0).to(COMPUTE)
         weight += tl.full([1, 1], WEIGHT_OFFSET, COMPUTE)
     return weight

@@ -1,6 +1,6 @@
 """Tensor and sequence parallel: a transformer's MLP with its norms over two processes, against one. On CPUs:
 
-    torchrun --nproc-per-node 2 examples/04_distributed.py
+    torchrun --nproc-per-node 2 examples/05_distributed.py
 
 The sequence is sharded outside the MLP and its columns inside. Norms and residual adds see whole rows, so they need no
 communication, and the gradient of their weight is a sum over ranks, which DTensor takes when the optimizer asks for it.
@@ -51,7 +51,7 @@ def step(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 def main() -> None:
     if "RANK" not in os.environ:
-        raise SystemExit("Run this example with: torchrun --nproc-per-node 2 examples/04_distributed.py")
+        raise SystemExit("Run this example with: torchrun --nproc-per-node 2 examples/05_distributed.py")
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
