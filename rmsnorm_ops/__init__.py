@@ -1,6 +1,7 @@
 """RMSNorm for PyTorch as registered operators: ``torch.ops.rmsnorm.*``. See docs/index.md."""
 
 from rmsnorm_ops.ahead import warmup
+from rmsnorm_ops.decompose import decompositions
 from rmsnorm_ops.functional import AddRMSNormResult, add_rms_norm, rms_norm
 from rmsnorm_ops.functional_quant import AddRMSNormQuantResult, RMSNormQuantResult, add_rms_norm_quant, rms_norm_quant
 from rmsnorm_ops.module import RMSNorm
@@ -16,6 +17,7 @@ __all__ = [
     "__version__",
     "add_rms_norm",
     "add_rms_norm_quant",
+    "decompositions",
     "replace_rms_norm",
     "rms_norm",
     "rms_norm_quant",

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from rmsnorm_ops import distributed
+
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _transform_active = torch._C._are_functorch_transforms_active
 _any_requires_grad = torch._C._any_requires_grad
@@ -113,6 +115,8 @@ def attach(
     operator = getattr(torch.ops.rmsnorm, name).default
 
     def kernel(*args: Any, **options: Any) -> Any:
+        if type(args[0]) not in _PLAIN_TENSORS:
+            distributed.register_if_loaded()
         # Both are asked: Dynamo traces torch.func.jvp without setting the level, and a plain dual level is no transform.
         if _transform_active() or forward_ad._current_level >= 0:
             return body(*args, **options)
@@ -129,6 +133,9 @@ def attach(
 def eager(x: Tensor) -> bool:
     """Whether the Autograd kernel may be called as a Python function, which spares a pass through the dispatcher (2 µs):
     nobody traces, and x is a tensor that no other key would have to see first."""
-    if type(x) not in _PLAIN_TENSORS or _transform_active():
+    if torch.compiler.is_compiling():
         return False
-    return not torch.compiler.is_compiling() and not torch._C._is_tracing()
+    if type(x) not in _PLAIN_TENSORS:
+        distributed.register_if_loaded()  # under inference_mode no Autograd kernel would
+        return False
+    return not _transform_active() and not torch._C._is_tracing()

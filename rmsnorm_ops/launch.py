@@ -96,14 +96,17 @@ def _forward(
     weight_offset: float,
     round_before_weight: bool,
     plan: LaunchPlan | None,
+    trace: Any = None,
 ) -> Any:
+    """y, residual_out, and what was launched. ``trace`` is traced.py where a compiler is to record the launch."""
+    find_rows, align, run = (rows_of, aligned, launch) if trace is None else (trace.rows_of, trace.aligned, trace.launch)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     residual_out = None if residual is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return y, residual_out, None, ()
-    x_rows = rows_of(x)
-    residual_rows = ABSENT if residual is None else rows_of(residual)
-    weight = aligned(weight)
+    x_rows = find_rows(x)
+    residual_rows = ABSENT if residual is None else find_rows(residual)
+    weight = align(weight)
     key = (
         "forward", x.shape[-1], x.dtype, dtype_of(residual), dtype_of(weight), x_rows.facts, residual_rows.facts,
         weight_offset, round_before_weight, x.get_device(), plan,
@@ -117,7 +120,7 @@ def _forward(
     arguments = (
         x_rows.tensor, residual_rows.tensor, weight, y, residual_out, *exchange, eps, x_rows.n_rows, *rest,
     )  # fmt: skip
-    launch(found, found.plan.programs(x_rows.n_rows), 1, arguments)
+    run(found, found.plan.programs(x_rows.n_rows), 1, arguments)
     return y, residual_out, found, rest
 
 

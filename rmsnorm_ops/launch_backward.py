@@ -84,7 +84,10 @@ def _backward(
     dx_dtype: torch.dtype | None,
     weight_grad: bool,
     plan: LaunchPlan | None,
+    trace: Any = None,
 ) -> Any:
+    """dx, dresidual, dweight. ``trace`` is traced.py where a compiler is to record the launches."""
+    find_rows, align, run = (rows_of, aligned, launch) if trace is None else (trace.rows_of, trace.aligned, trace.launch)
     check_backward(dy, x, weight, eps, weight_offset, dsum, dx_dtype)
     dx = torch.empty_like(x, dtype=dx_dtype, memory_format=torch.contiguous_format)
     # dx serves residual too where their dtypes agree, and wherever there was no sum.
@@ -92,16 +95,16 @@ def _backward(
     dweight = torch.empty_like(weight, memory_format=torch.contiguous_format) if weight_grad and weight is not None else None
     if x.numel() == 0:
         return dx, dresidual, None if dweight is None else dweight.zero_()
-    dy_rows, x_rows = rows_of(dy), rows_of(x)
-    dsum_rows = ABSENT if dsum is None else rows_of(dsum)
-    weight = aligned(weight)
+    dy_rows, x_rows = find_rows(dy), find_rows(x)
+    dsum_rows = ABSENT if dsum is None else find_rows(dsum)
+    weight = align(weight)
     facts = (dy_rows.facts, x_rows.facts, dsum_rows.facts)
     key = (
         "backward", x.shape[-1], dy.dtype, x.dtype, dtype_of(dsum), dtype_of(weight), dx.dtype, facts, weight_offset,
         dweight is None, x.get_device(), plan, HIP and large(dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, dx, dresidual),
     )  # fmt: skip
     found = find(key) or keep(key, _prepare(dy, dsum, x, dx, weight, facts, weight_offset, plan))
-    programs = found.plan.programs(x_rows.n_rows)
+    programs = found.plan.programs(x_rows.n_rows, min if trace is None else trace.minimum)
     scratch = None
     if dweight is not None:
         # streamed: the two factors of each row's rstd. Otherwise: a partial dweight a program or group of programs.
@@ -113,11 +116,11 @@ def _backward(
         dy_rows.tensor, x_rows.tensor, dsum_rows.tensor, weight, dx, dresidual, scratch, *exchange, eps, x_rows.n_rows,
         *dy_rows.strides, *x_rows.strides, *dsum_rows.strides,
     )  # fmt: skip
-    launch(found, programs, 1, arguments)
+    run(found, programs, 1, arguments)
     if dweight is not None and scratch is not None:
         if found.plan.strategy == "streamed":
-            scratch = _weight_partials(dy_rows, x_rows, x.shape[-1], scratch)
-        _sum_partials(scratch, dweight)
+            scratch = _weight_partials(dy_rows, x_rows, x.shape[-1], scratch, trace)
+        _sum_partials(scratch, dweight, trace)
     return dx, dresidual, dweight
 
 
@@ -149,7 +152,7 @@ def _prepare(
     return Prepared(kernel("backward", f"{chosen.strategy}_backward"), chosen, constants, x.device.index)
 
 
-def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tensor:
+def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor, trace: Any) -> Tensor:
     """Partial sums of dweight [programs, hidden] from rows too wide to keep them beside the row."""
     fp64, where = row_scales.dtype is torch.float64, row_scales.device
     key = (
@@ -161,16 +164,16 @@ def _weight_partials(dy: Rows, x: Rows, hidden: int, row_scales: Tensor) -> Tens
         chosen = weight_gradient_plan(hidden, device.limits(where))
         constants = (hidden, fp64, *dy.facts[:2], *x.facts[:2], chosen.rows, chosen.head)
         found = keep(key, Prepared(kernel("backward", "weight_gradient"), chosen, constants, where.index))
-    programs = found.plan.programs(x.n_rows)
+    programs = found.plan.programs(x.n_rows, min if trace is None else trace.minimum)
     partials = row_scales.new_empty((programs, hidden))
-    launch(
+    (launch if trace is None else trace.launch)(
         found, -(-hidden // found.plan.head), programs,
         (dy.tensor, x.tensor, row_scales, partials, x.n_rows, *dy.strides, *x.strides),
     )  # fmt: skip
     return partials
 
 
-def _sum_partials(partials: Tensor, dweight: Tensor) -> None:
+def _sum_partials(partials: Tensor, dweight: Tensor, trace: Any) -> None:
     """dweight = partials summed over the programs in a fixed order, rounded once."""
     hidden = dweight.shape[0]
     key = ("sum_partials", hidden, partials.dtype, dweight.dtype, dweight.device)
@@ -179,4 +182,4 @@ def _sum_partials(partials: Tensor, dweight: Tensor) -> None:
         chosen = partial_sum_plan(hidden)
         constants = (hidden, chosen.rows, chosen.head)
         found = keep(key, Prepared(kernel("backward", "sum_partials"), chosen, constants, dweight.device.index))
-    launch(found, -(-hidden // found.plan.head), 1, (partials, dweight, partials.shape[0]))
+    (launch if trace is None else trace.launch)(found, -(-hidden // found.plan.head), 1, (partials, dweight, partials.shape[0]))

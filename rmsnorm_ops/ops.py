@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsnorm_ops import autograd, cpu, cpu_add, cpu_backward, launch, launch_backward, plain
+from rmsnorm_ops import autograd, cpu, cpu_add, cpu_backward, launch, launch_backward, plain, visible
 from rmsnorm_ops.contracts import check_add_forward, check_backward, check_forward
 
 _library = torch.library.Library("rmsnorm", "FRAGMENT")
@@ -36,6 +36,7 @@ def _register(
     _library.impl(name, triton, "CUDA")  # ROCm devices too
     _library.impl(name, body, "CompositeExplicitAutograd")  # devices without Triton
     torch.library.register_fake(f"rmsnorm::{name}", fake, lib=_library)
+    visible.attach(_library, name, tensors=tensors)
     return autograd.attach(_library, name, tensors=tensors, body=body, function=function)
 
 

@@ -174,4 +174,6 @@ def _weight_gradient(dy: Tensor, normalised: Tensor, weight: Tensor) -> Tensor:
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     """``value`` in ``dtype``, dense; the views give dimensions of size 1 the strides that every implementation gives them."""
     value = value.to(dtype).contiguous()
+    if hasattr(value, "placements"):  # a DTensor whose rows are unevenly sharded cannot be flattened
+        return value
     return value.view(-1).view(value.shape)

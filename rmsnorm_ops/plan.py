@@ -6,6 +6,7 @@ Thresholds carry what was measured; docs/performance.md has the tables.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -55,10 +56,11 @@ class LaunchPlan:
     max_registers: int = 0  # a thread, so that all programs of the grid run at once; 0: no limit
     reload_weight: bool = False  # backward: the weight is read with each row
 
-    def programs(self, n_rows: int) -> int:
-        """Programs that cover ``n_rows`` rows once: ``slices`` for each group that works on rows of its own."""
+    def programs(self, n_rows: int, minimum: Callable[[int, int], int] = min) -> int:
+        """Programs that cover ``n_rows`` rows once: ``slices`` for each group that works on rows of its own. ``minimum`` is
+        another where n_rows is not yet a number."""
         groups = -(-n_rows // self.rows)
-        return min(groups, self.persistent // self.slices) * self.slices if self.persistent else groups
+        return minimum(groups, self.persistent // self.slices) * self.slices if self.persistent else groups
 
     @property
     def slots(self) -> int:

@@ -45,7 +45,7 @@ def rows_of(tensor: Tensor) -> Rows:
     outer, outer_stride, inner_stride = 1, 0, hidden
     inner = tensor.numel() // hidden
     if not tensor.is_contiguous():
-        leading = _collapsed(tensor.shape[:-1], tensor.stride()[:-1])
+        leading = collapsed(tensor.shape[:-1], tensor.stride()[:-1])
         if len(leading) > 2 or (tensor.stride(-1) != 1 and hidden > 1):
             tensor = tensor.contiguous()
         else:
@@ -61,7 +61,7 @@ def rows_of(tensor: Tensor) -> Rows:
     return Rows(tensor, outer * inner, (inner, outer_stride // align, inner_stride // align), facts)
 
 
-def _collapsed(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+def collapsed(sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
     """The leading dims as (size, stride) pairs, neighbours merged where one stride spans both. A dim of one row has none."""
     merged: list[tuple[int, int]] = []
     for size, stride in zip(sizes, strides, strict=True):

@@ -1,5 +1,7 @@
 """What a test needs that not every machine has. A skip says what is missing."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -28,3 +30,4 @@ def combined(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
 
 two_gpus = combined(pytest.mark.gpu, pytest.mark.skipif(not GPU or torch.cuda.device_count() < 2, reason="needs two GPUs"))
+needs_a_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")

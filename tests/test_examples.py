@@ -7,15 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hardware import needs_a_compiler
 from tests.processes import HERE, environment
 
 EXAMPLES = HERE / "examples"
 
 
-def run_example(name: str) -> str:
+def run_example(name: str, *launcher: str) -> str:
     """What the example printed, on one thread: tests run side by side. Fails with all that it said if it failed."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, *launcher, str(EXAMPLES / name)],
         env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
@@ -62,10 +63,27 @@ def test_transformers_says_what_it_needs(tmp_path: Path) -> None:
     assert done.stderr == "This example needs Hugging Face's transformers: pip install transformers\n"
 
 
+def test_distributed() -> None:
+    printed = run_example("05_distributed.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert "2 processes; the weight of a norm is (Replicate(),)" in printed
+    assert "its gradient is (Partial(sum),)" in printed
+    assert "outputs and gradients are those of one process" in printed
+
+
+@needs_a_compiler
+def test_compile_and_export() -> None:
+    printed = run_example("06_compile_and_export.py")
+    assert "compiled: forward and backward, any number of rows" in printed
+    assert "exported: rmsnorm.forward.default rmsnorm.add_forward.default" in printed
+    assert "saved, loaded, packaged and run at 4 7 33 rows" in printed
+
+
 def test_every_example_is_tested() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == [
         "01_quickstart.py",
         "02_train_block.py",
         "03_transformers.py",  # run in integrations/test_transformers.py
         "04_fp8_linear.py",
+        "05_distributed.py",
+        "06_compile_and_export.py",
     ]

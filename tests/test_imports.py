@@ -32,7 +32,9 @@ LAYERS = {
     "cpu": ({"torch"}, {"contracts"}),
     "cpu_add": ({"torch"}, {"contracts", "cpu"}),
     "cpu_backward": ({"torch"}, {"contracts", "cpu", "plain"}),
-    "autograd": ({"torch"}, set()),
+    "decompose": ({"torch"}, {"contracts"}),
+    "distributed": ({"torch"}, set()),
+    "autograd": ({"torch"}, {"distributed"}),
     "plan_quant": (set(), {"plan"}),
     "contracts_quant": ({"torch"}, {"contracts"}),
     "quantise": ({"torch"}, {"contracts_quant"}),
@@ -97,7 +99,7 @@ def test_a_layer_imports_what_is_below_it(layer: str) -> None:
 def test_triton_is_imported_by_its_own_layer_alone(path: Path) -> None:
     foreign, _ = foreign_and_ours(path)
     layer = path.relative_to(PACKAGE).parts[0]
-    allowed = {"kernels", "executors.py", "inspect", "bench", "check"}
+    allowed = {"kernels", "executors.py", "traced.py", "inspect", "bench", "check"}
     assert layer in allowed or "triton" not in foreign
 
 

@@ -11,8 +11,22 @@ dsum the gradient that arrived there. Absent tensors are None pointers. launch.p
 import triton
 import triton.language as tl
 
-from rmsnorm_ops.kernels import rowmath, tile
+# By name, not by module: where Inductor compiles a kernel itself it copies what the kernel names into one file.
 from rmsnorm_ops.kernels.forward import streamed_magnitude
+from rmsnorm_ops.kernels.rowmath import (
+    compensated_add,
+    fold,
+    mean_of,
+    mean_square,
+    needs_rescue,
+    power_of_two_scale,
+    rescued_rstd,
+    row_magnitude,
+    row_sum,
+    row_sums,
+    rsqrt,
+)
+from rmsnorm_ops.kernels.tile import load, load_weight, rows_of_program, store_gradient, strided_rows
 
 # As in forward.py: one compiled kernel for every number of rows and every stride.
 _STRIDES = [
@@ -38,60 +52,60 @@ def resident_backward(
     RELOAD_WEIGHT reads the weight with each tile, where the registers hold no more beside the row and dweight."""
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
     columns = tl.arange(0, HEAD)
-    weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+    weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
     dweight = tl.zeros([ROWS, HEAD], COMPUTE)
     if TAIL > 0:
         tail_columns = HEAD + tl.arange(0, TAIL)
-        tail_weight = tile.load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        tail_weight = load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
         tail_dweight = tl.zeros([ROWS, TAIL], COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
 
     for start in tl.range(tl.program_id(0).to(tl.int64), tl.cdiv(n_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         rows = start * ROWS + tl.arange(0, ROWS)
         mask = rows < n_rows
-        dy_row = tile.strided_rows(dy_ptr, rows, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
-        x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+        dy_row = strided_rows(dy_ptr, rows, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
+        x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
         dsum_row = None
         if dsum_ptr is not None:
-            dsum_row = tile.strided_rows(
+            dsum_row = strided_rows(
                 dsum_ptr, rows, dsum_inner_rows, dsum_outer_stride, dsum_inner_stride, DSUM_ALIGN, DSUM_FOLDED
             )
-        x = tile.load(x_row, mask, columns, HIDDEN, COMPUTE)
-        dy = tile.load(dy_row, mask, columns, HIDDEN, COMPUTE)
+        x = load(x_row, mask, columns, HIDDEN, COMPUTE)
+        dy = load(dy_row, mask, columns, HIDDEN, COMPUTE)
         if RELOAD_WEIGHT:
-            weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+            weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
         h = dy * weight
         squares = x * x
         products = h * x
         if TAIL > 0:
-            tail_x = tile.load(x_row, mask, tail_columns, HIDDEN, COMPUTE)
-            tail_dy = tile.load(dy_row, mask, tail_columns, HIDDEN, COMPUTE)
+            tail_x = load(x_row, mask, tail_columns, HIDDEN, COMPUTE)
+            tail_dy = load(dy_row, mask, tail_columns, HIDDEN, COMPUTE)
             if RELOAD_WEIGHT:
-                tail_weight = tile.load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+                tail_weight = load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
             tail_h = tail_dy * tail_weight
-            squares = rowmath.fold(squares, tail_x * tail_x)
-            products = rowmath.fold(products, tail_h * tail_x)
-        square_sum, product_sum = rowmath.row_sums(squares, products)
-        mean = rowmath.mean_square(square_sum, eps, HIDDEN)
-        rstd = rowmath.rsqrt(mean)
-        c = rowmath.mean_of(product_sum, HIDDEN) * rstd
+            squares = fold(squares, tail_x * tail_x)
+            products = fold(products, tail_h * tail_x)
+        square_sum, product_sum = row_sums(squares, products)
+        mean = mean_square(square_sum, eps, HIDDEN)
+        rstd = rsqrt(mean)
+        c = mean_of(product_sum, HIDDEN) * rstd
 
-        rescue = rowmath.needs_rescue(mean, 60)
+        rescue = needs_rescue(mean, 60)
         if tl.max(rescue.to(tl.int32), axis=0) > 0:
-            magnitude = rowmath.row_magnitude(x)
+            magnitude = row_magnitude(x)
             if TAIL > 0:
-                magnitude = tl.maximum(magnitude, rowmath.row_magnitude(tail_x))
-            scale = tl.where(rescue, rowmath.power_of_two_scale(magnitude, eps), 1.0)
+                magnitude = tl.maximum(magnitude, row_magnitude(tail_x))
+            scale = tl.where(rescue, power_of_two_scale(magnitude, eps), 1.0)
             scaled = x * scale[:, None]
             squares = scaled * scaled
             products = h * scaled
             if TAIL > 0:
                 scaled = tail_x * scale[:, None]
-                squares = rowmath.fold(squares, scaled * scaled)
-                products = rowmath.fold(products, tail_h * scaled)
-            scaled_mean = rowmath.mean_square(rowmath.row_sum(squares), eps * scale * scale, HIDDEN)
-            rescued, prescale = rowmath.rescued_rstd(scaled_mean, scale)
-            rescued_c = rowmath.mean_of(rowmath.row_sum(products), HIDDEN) * rowmath.rsqrt(scaled_mean) * prescale
+                squares = fold(squares, scaled * scaled)
+                products = fold(products, tail_h * scaled)
+            scaled_mean = mean_square(row_sum(squares), eps * scale * scale, HIDDEN)
+            rescued, prescale = rescued_rstd(scaled_mean, scale)
+            rescued_c = mean_of(row_sum(products), HIDDEN) * rsqrt(scaled_mean) * prescale
             # The tile's ordinary rows keep the bits they have. h and c carry the scale that rstd leaves out.
             prescale = tl.where(rescue, prescale, 1.0)
             rstd = tl.where(rescue, rescued, rstd)
@@ -110,13 +124,13 @@ def resident_backward(
             dresidual_row = dresidual_ptr + rows * HIDDEN
         normalised = x * rstd[:, None]
         dx = (h - normalised * c[:, None]) * rstd[:, None]
-        tile.store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, columns, HIDDEN)
+        store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, columns, HIDDEN)
         if partial_ptr is not None:
             dweight += dy * normalised
         if TAIL > 0:
             normalised = tail_x * rstd[:, None]
             dx = (tail_h - normalised * c[:, None]) * rstd[:, None]
-            tile.store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, tail_columns, HIDDEN)
+            store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, tail_columns, HIDDEN)
             if partial_ptr is not None:
                 tail_dweight += tail_dy * normalised
 
@@ -144,15 +158,13 @@ def streamed_backward(
     row_scales [rows, 2] receives the two factors of rstd, for weight_gradient.
     """
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
-    rows = tile.rows_of_program(ROWS)
+    rows = rows_of_program(ROWS)
     mask = rows < n_rows
-    dy_row = tile.strided_rows(dy_ptr, rows, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
-    x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+    dy_row = strided_rows(dy_ptr, rows, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
+    x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
     dsum_row = None
     if dsum_ptr is not None:
-        dsum_row = tile.strided_rows(
-            dsum_ptr, rows, dsum_inner_rows, dsum_outer_stride, dsum_inner_stride, DSUM_ALIGN, DSUM_FOLDED
-        )
+        dsum_row = strided_rows(dsum_ptr, rows, dsum_inner_rows, dsum_outer_stride, dsum_inner_stride, DSUM_ALIGN, DSUM_FOLDED)
     dx_row = dx_ptr + rows * HIDDEN
     dresidual_row = None
     if dresidual_ptr is not None:
@@ -161,26 +173,26 @@ def streamed_backward(
     prescale = tl.full([ROWS], 1.0, COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
     squares, products = _streamed_sums(x_row, dy_row, weight_ptr, mask, prescale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
-    mean = rowmath.mean_square(squares, eps, HIDDEN)
-    rstd = rowmath.rsqrt(mean)
-    c = rowmath.mean_of(products, HIDDEN) * rstd
-    if tl.max(rowmath.needs_rescue(mean, 60).to(tl.int32), axis=0) > 0:
+    mean = mean_square(squares, eps, HIDDEN)
+    rstd = rsqrt(mean)
+    c = mean_of(products, HIDDEN) * rstd
+    if tl.max(needs_rescue(mean, 60).to(tl.int32), axis=0) > 0:
         magnitude = streamed_magnitude(x_row, None, mask, HIDDEN, COMPUTE, HEAD)
-        scale = rowmath.power_of_two_scale(magnitude, eps)
+        scale = power_of_two_scale(magnitude, eps)
         squares, products = _streamed_sums(x_row, dy_row, weight_ptr, mask, scale, HIDDEN, COMPUTE, WEIGHT_OFFSET, HEAD)
-        mean = rowmath.mean_square(squares, eps * scale * scale, HIDDEN)
-        rstd, prescale = rowmath.rescued_rstd(mean, scale)
-        c = rowmath.mean_of(products, HIDDEN) * rowmath.rsqrt(mean) * prescale
+        mean = mean_square(squares, eps * scale * scale, HIDDEN)
+        rstd, prescale = rescued_rstd(mean, scale)
+        c = mean_of(products, HIDDEN) * rsqrt(mean) * prescale
     if row_scales_ptr is not None:
         tl.store(row_scales_ptr + rows * 2, rstd, mask=mask)
         tl.store(row_scales_ptr + rows * 2 + 1, prescale, mask=mask)
     for start in range(0, HIDDEN, HEAD):
         columns = start + tl.arange(0, HEAD)
-        weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
-        h = tile.load(dy_row, mask, columns, HIDDEN, COMPUTE) * weight * prescale[:, None]
-        normalised = tile.load(x_row, mask, columns, HIDDEN, COMPUTE) * prescale[:, None] * rstd[:, None]
+        weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        h = load(dy_row, mask, columns, HIDDEN, COMPUTE) * weight * prescale[:, None]
+        normalised = load(x_row, mask, columns, HIDDEN, COMPUTE) * prescale[:, None] * rstd[:, None]
         dx = (h - normalised * c[:, None]) * rstd[:, None]
-        tile.store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, columns, HIDDEN)
+        store_gradient(dx_row, dresidual_row, dsum_row, dx, mask, columns, HIDDEN)
 
 
 @triton.jit
@@ -194,12 +206,12 @@ def _streamed_sums(
     products = tl.zeros([mask.shape[0], BLOCK], COMPUTE)
     for start in range(0, HIDDEN, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tile.load(x_row, mask, columns, HIDDEN, COMPUTE) * scale[:, None]
-        h = tile.load(dy_row, mask, columns, HIDDEN, COMPUTE)
-        h *= tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
-        squares, lost = rowmath.compensated_add(squares, lost, x * x)
+        x = load(x_row, mask, columns, HIDDEN, COMPUTE) * scale[:, None]
+        h = load(dy_row, mask, columns, HIDDEN, COMPUTE)
+        h *= load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        squares, lost = compensated_add(squares, lost, x * x)
         products += h * x
-    return rowmath.row_sum(squares), rowmath.row_sum(products)
+    return row_sum(squares), row_sum(products)
 
 
 @triton.jit(do_not_specialize=_STRIDES)
@@ -219,12 +231,12 @@ def weight_gradient(
     for start in range(tl.program_id(1).to(tl.int64), tl.cdiv(n_rows, ROWS), tl.num_programs(1)):
         rows = start * ROWS + tl.arange(0, ROWS)
         mask = rows < n_rows
-        dy_row = tile.strided_rows(dy_ptr, rows, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
-        x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+        dy_row = strided_rows(dy_ptr, rows, dy_inner_rows, dy_outer_stride, dy_inner_stride, DY_ALIGN, DY_FOLDED)
+        x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
         rstd = tl.load(row_scales_ptr + rows * 2, mask=mask, other=0.0)
         prescale = tl.load(row_scales_ptr + rows * 2 + 1, mask=mask, other=0.0)
-        x = tile.load(x_row, mask, columns, HIDDEN, COMPUTE)
-        dy = tile.load(dy_row, mask, columns, HIDDEN, COMPUTE)
+        x = load(x_row, mask, columns, HIDDEN, COMPUTE)
+        dy = load(dy_row, mask, columns, HIDDEN, COMPUTE)
         dweight += dy * (x * prescale[:, None] * rstd[:, None])
     partial_row = partial_ptr + tl.program_id(1).to(tl.int64) * HIDDEN
     tl.store(partial_row + columns, tl.sum(dweight, axis=0), mask=columns < HIDDEN)

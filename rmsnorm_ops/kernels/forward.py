@@ -8,7 +8,21 @@ launch_quant.py, with scales, for codes in y's place.
 import triton
 import triton.language as tl
 
-from rmsnorm_ops.kernels import quantise, rowmath, tile
+# By name, not by module: where Inductor compiles a kernel itself it copies what the kernel names into one file.
+from rmsnorm_ops.kernels.quantise import magnitude_bits, scale_of, store_normalised, store_scale
+from rmsnorm_ops.kernels.rowmath import (
+    compensated_add,
+    fold,
+    mean_square,
+    needs_rescue,
+    normalise,
+    power_of_two_scale,
+    rescued_rstd,
+    row_magnitude,
+    row_sum,
+    rsqrt,
+)
+from rmsnorm_ops.kernels.tile import load_sum, load_weight, rows_of_program, store, strided_rows
 
 # A compiled kernel serves every number of rows and every stride: Triton must not compile for the first call's (1, or a
 # multiple of 16).
@@ -34,62 +48,62 @@ def resident_forward(
     """ROWS rows a program, each kept in registers as a block of HEAD and, where TAIL > 0, one of TAIL elements."""
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
     X_TYPE: tl.constexpr = x_ptr.dtype.element_ty
-    rows = tile.rows_of_program(ROWS)
+    rows = rows_of_program(ROWS)
     mask = rows < n_rows
-    x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+    x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
     y_row = y_ptr + rows * HIDDEN
     residual_row = None
     sum_row = None
     if residual_ptr is not None:
-        residual_row = tile.strided_rows(
+        residual_row = strided_rows(
             residual_ptr, rows, residual_inner_rows, residual_outer_stride, residual_inner_stride,
             RESIDUAL_ALIGN, RESIDUAL_FOLDED,
         )  # fmt: skip
         sum_row = residual_out_ptr + rows * HIDDEN
 
     columns = tl.arange(0, HEAD)
-    head = tile.load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE)
+    head = load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE)
     # A maximum over y is taken in the weight's layout, not x's: loaded for each row of the tile, it has x's (without that, y went
     # through shared memory and back).
     REPEATED: tl.constexpr = 1 if GROUP == 0 else ROWS
-    weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET, REPEATED)
+    weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET, REPEATED)
     squares = head * head
     if TAIL > 0:
         tail_columns = HEAD + tl.arange(0, TAIL)
-        tail = tile.load_sum(x_row, residual_row, sum_row, mask, tail_columns, HIDDEN, COMPUTE)
-        tail_weight = tile.load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
-        squares = rowmath.fold(squares, tail * tail)
+        tail = load_sum(x_row, residual_row, sum_row, mask, tail_columns, HIDDEN, COMPUTE)
+        tail_weight = load_weight(weight_ptr, tail_columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        squares = fold(squares, tail * tail)
 
     eps = tl.full([1], eps, COMPUTE)
-    mean = rowmath.mean_square(rowmath.row_sum(squares), eps, HIDDEN)
-    rstd = rowmath.rsqrt(mean)
-    rescue = rowmath.needs_rescue(mean, 100)
+    mean = mean_square(row_sum(squares), eps, HIDDEN)
+    rstd = rsqrt(mean)
+    rescue = needs_rescue(mean, 100)
     if tl.max(rescue.to(tl.int32), axis=0) > 0:
-        magnitude = rowmath.row_magnitude(head)
+        magnitude = row_magnitude(head)
         if TAIL > 0:
-            magnitude = tl.maximum(magnitude, rowmath.row_magnitude(tail))
-        scale = rowmath.power_of_two_scale(magnitude, eps)
+            magnitude = tl.maximum(magnitude, row_magnitude(tail))
+        scale = power_of_two_scale(magnitude, eps)
         scaled = head * scale[:, None]
         squares = scaled * scaled
         if TAIL > 0:
             scaled = tail * scale[:, None]
-            squares = rowmath.fold(squares, scaled * scaled)
-        mean = rowmath.mean_square(rowmath.row_sum(squares), eps * scale * scale, HIDDEN)
-        rescued, prescale = rowmath.rescued_rstd(mean, scale)
+            squares = fold(squares, scaled * scaled)
+        mean = mean_square(row_sum(squares), eps * scale * scale, HIDDEN)
+        rescued, prescale = rescued_rstd(mean, scale)
         # The tile's ordinary rows keep the bits they have.
         rstd = tl.where(rescue, rescued, rstd)
         head = tl.where(rescue[:, None], head * prescale[:, None], head)
         if TAIL > 0:
             tail = tl.where(rescue[:, None], tail * prescale[:, None], tail)
 
-    y = rowmath.normalise(head, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
-    quantise.store(
+    y = normalise(head, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+    store_normalised(
         y_row, y, None, rows, n_rows, mask, 0, scale_ptr, max_scale, HIDDEN, GROUP, QMAX, POWER_OF_TWO, COLUMN_MAJOR, FORMAT, CAST
     )
     if TAIL > 0:
         tl.static_assert(scale_ptr is None, "a quantised row is one block")
-        y = rowmath.normalise(tail, rstd, tail_weight, X_TYPE, ROUND_BEFORE_WEIGHT)
-        tile.store(y_row, y, mask, tail_columns, HIDDEN)
+        y = normalise(tail, rstd, tail_weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+        store(y_row, y, mask, tail_columns, HIDDEN)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -109,14 +123,14 @@ def streamed_forward(
     own is a pass more, for the largest y."""
     COMPUTE: tl.constexpr = tl.float64 if FP64 else tl.float32
     X_TYPE: tl.constexpr = x_ptr.dtype.element_ty
-    rows = tile.rows_of_program(ROWS)
+    rows = rows_of_program(ROWS)
     mask = rows < n_rows
-    x_row = tile.strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
+    x_row = strided_rows(x_ptr, rows, x_inner_rows, x_outer_stride, x_inner_stride, X_ALIGN, X_FOLDED)
     y_row = y_ptr + rows * HIDDEN
     residual_row = None
     sum_row = None
     if residual_ptr is not None:
-        residual_row = tile.strided_rows(
+        residual_row = strided_rows(
             residual_ptr, rows, residual_inner_rows, residual_outer_stride, residual_inner_stride,
             RESIDUAL_ALIGN, RESIDUAL_FOLDED,
         )  # fmt: skip
@@ -125,31 +139,31 @@ def streamed_forward(
     one = tl.full([ROWS], 1.0, COMPUTE)
     eps = tl.full([1], eps, COMPUTE)
     total = _streamed_square_sum(x_row, residual_row, sum_row, mask, one, HIDDEN, COMPUTE, HEAD)
-    mean = rowmath.mean_square(total, eps, HIDDEN)
-    rstd = rowmath.rsqrt(mean)
+    mean = mean_square(total, eps, HIDDEN)
+    rstd = rsqrt(mean)
     prescale = one
-    if tl.max(rowmath.needs_rescue(mean, 100).to(tl.int32), axis=0) > 0:
-        scale = rowmath.power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, COMPUTE, HEAD), eps)
+    if tl.max(needs_rescue(mean, 100).to(tl.int32), axis=0) > 0:
+        scale = power_of_two_scale(streamed_magnitude(x_row, residual_row, mask, HIDDEN, COMPUTE, HEAD), eps)
         total = _streamed_square_sum(x_row, residual_row, None, mask, scale, HIDDEN, COMPUTE, HEAD)
-        rstd, prescale = rowmath.rescued_rstd(rowmath.mean_square(total, eps * scale * scale, HIDDEN), scale)
+        rstd, prescale = rescued_rstd(mean_square(total, eps * scale * scale, HIDDEN), scale)
     row_scale = None
     if GROUP == HIDDEN:
         amax_bits = tl.zeros([ROWS, HEAD], tl.int32)
         for start in range(0, HIDDEN, HEAD):
             columns = start + tl.arange(0, HEAD)
-            x = tile.load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
-            weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
-            y = rowmath.normalise(x, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
-            amax_bits = tl.maximum(amax_bits, quantise.magnitude_bits(y))
-        row_scale = quantise.scale_of(tl.max(amax_bits, axis=1)[:, None], max_scale, QMAX, POWER_OF_TWO)
-        quantise.store_scale(scale_ptr, row_scale, rows, n_rows, mask, 0, HIDDEN, GROUP, COLUMN_MAJOR)
+            x = load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
+            weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+            y = normalise(x, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+            amax_bits = tl.maximum(amax_bits, magnitude_bits(y))
+        row_scale = scale_of(tl.max(amax_bits, axis=1)[:, None], max_scale, QMAX, POWER_OF_TWO)
+        store_scale(scale_ptr, row_scale, rows, n_rows, mask, 0, HIDDEN, GROUP, COLUMN_MAJOR)
     for start in range(0, HIDDEN, HEAD):
         columns = start + tl.arange(0, HEAD)
         # Read again, not taken from residual_out: another thread may have stored it.
-        x = tile.load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
-        weight = tile.load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
-        y = rowmath.normalise(x, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
-        quantise.store(
+        x = load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE) * prescale[:, None]
+        weight = load_weight(weight_ptr, columns, HIDDEN, COMPUTE, WEIGHT_OFFSET)
+        y = normalise(x, rstd, weight, X_TYPE, ROUND_BEFORE_WEIGHT)
+        store_normalised(
             y_row, y, row_scale, rows, n_rows, mask, start, scale_ptr, max_scale, HIDDEN, GROUP, QMAX, POWER_OF_TWO, COLUMN_MAJOR,
             FORMAT, CAST,
         )  # fmt: skip
@@ -164,9 +178,9 @@ def _streamed_square_sum(
     lost = tl.zeros([mask.shape[0], BLOCK], COMPUTE)
     for start in range(0, HIDDEN, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tile.load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE) * scale[:, None]
-        total, lost = rowmath.compensated_add(total, lost, x * x)
-    return rowmath.row_sum(total)
+        x = load_sum(x_row, residual_row, sum_row, mask, columns, HIDDEN, COMPUTE) * scale[:, None]
+        total, lost = compensated_add(total, lost, x * x)
+    return row_sum(total)
 
 
 @triton.jit
@@ -175,6 +189,6 @@ def streamed_magnitude(x_row, residual_row, mask, HIDDEN: tl.constexpr, COMPUTE:
     largest = tl.zeros([mask.shape[0], BLOCK], COMPUTE)
     for start in range(0, HIDDEN, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tile.load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE)
+        x = load_sum(x_row, residual_row, None, mask, columns, HIDDEN, COMPUTE)
         largest = tl.maximum(largest, tl.abs(x))
     return tl.max(largest, axis=1)

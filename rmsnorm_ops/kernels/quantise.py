@@ -7,7 +7,7 @@ row, GROUPS is 1. Codes are int8 whatever the format: the caller sees the same b
 import triton
 import triton.language as tl
 
-from rmsnorm_ops.kernels import tile
+from rmsnorm_ops.kernels.tile import store  # by name: forward.py says why
 
 INFINITY_BITS = tl.constexpr(0x7F800000)
 MANTISSA_BITS = tl.constexpr(0x007FFFFF)
@@ -15,7 +15,7 @@ ROUNDS_TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2²³: a sum with it has 
 
 
 @triton.jit
-def store(
+def store_normalised(
     row, y, scale, rows, n_rows, mask, start, scale_ptr, max_scale, HIDDEN: tl.constexpr, GROUP: tl.constexpr,
     QMAX: tl.constexpr, POWER_OF_TWO: tl.constexpr, COLUMN_MAJOR: tl.constexpr, FORMAT: tl.constexpr, CAST: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +26,7 @@ def store(
     """
     columns = start + tl.arange(0, y.shape[1])
     if scale_ptr is None:
-        tile.store(row, y, mask, columns, HIDDEN)
+        store(row, y, mask, columns, HIDDEN)
     else:
         if GROUP == 0:
             scale = tl.load(scale_ptr) + tl.zeros([1, 1], tl.float32)

@@ -142,6 +142,18 @@ def test_training_and_generation(name: str) -> None:
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3Text", "Olmo2"])
+def test_compiled(name: str) -> None:
+    """Logits and gradients of the compiled model with the swap, against the eager one without."""
+    model = build(name)
+    before = run(model)
+    replace_rms_norm(model)
+    torch._dynamo.reset()
+    model.compile(backend="aot_eager", fullgraph=True)
+    for actual, expected in zip(run(model), before, strict=True):
+        assert distance(actual, expected) <= FP32_BOUND
+
+
 def test_norms_that_cannot_be_replaced_are_named() -> None:
     """Gemma 4's v norms have no weight."""
     if not hasattr(transformers, "Gemma4TextConfig"):
