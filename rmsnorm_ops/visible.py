@@ -1,4 +1,4 @@
-"""What torch.compile's graph holds for an operator on an NVIDIA GPU: its Triton kernels, not an opaque node.
+"""What torch.compile's graph holds on an NVIDIA GPU where it is asked for: an operator's Triton kernels, not an opaque node.
 
 The call then costs no dispatch at run time, and Inductor plans memory round it. The operator stays one node where the graph is
 for people or other tools (torch.export), where a policy of selective checkpointing names it, and on every other device.
@@ -23,8 +23,8 @@ from rmsnorm_ops import launch, launch_backward
 from rmsnorm_ops.contracts import check_add_forward, check_forward
 from rmsnorm_ops.prepared import HIP
 
-# Has been run on NVIDIA GPUs alone.
-DEVICES = frozenset() if HIP or os.environ.get("RMSNORM_OPS_OPAQUE") == "1" else frozenset(("cuda",))
+# To be asked for: what the graph holds has been tested without a GPU, and not yet been run on one.
+DEVICES = frozenset(("cuda",)) if os.environ.get("RMSNORM_OPS_VISIBLE") == "1" and not HIP else frozenset()
 
 
 @cache

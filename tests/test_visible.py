@@ -88,10 +88,10 @@ def test_inductor_compiles_the_same_arithmetic() -> None:
         assert ours == inductors, name
 
 
-def test_an_environment_variable_keeps_operators_opaque() -> None:
+def test_an_environment_variable_opens_operators() -> None:
     code = "from rmsnorm_ops import visible; print(len(visible.DEVICES))"
-    assert run_python(code, RMSNORM_OPS_OPAQUE="1").strip() == "0"
-    assert run_python(code, RMSNORM_OPS_OPAQUE=None).strip() == ("0" if torch.version.hip else "1")
+    assert run_python(code, RMSNORM_OPS_VISIBLE=None).strip() == "0"
+    assert run_python(code, RMSNORM_OPS_VISIBLE="1").strip() == ("0" if torch.version.hip else "1")
 
 
 CHANGES = (

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
-from rmsnorm_ops import RMSNorm, add_rms_norm, rms_norm
+from rmsnorm_ops import RMSNorm, add_rms_norm, rms_norm, visible
 from tests.hardware import two_gpus
 from tests.implementations import GPU, assert_same_bits, random
 from tests.layouts import LAYOUTS, Layout
@@ -25,7 +25,8 @@ OPTIONS: tuple[dict[str, Any], ...] = ({}, {"weight_offset": 1.0}, {"round_befor
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
+def _fresh_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(visible, "DEVICES", frozenset(("cuda",)))
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
