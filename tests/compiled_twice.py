@@ -51,7 +51,8 @@ def as_inductor_compiles(launch: Launch, folder: str) -> str:
         if isinstance(value, Tensor) or (type(value) is int and value % 16 == 0):
             attributes[index,] = [["tt.divisibility", 16]]
     made = ASTSource(getattr(module, kernel.__name__), signature, constants, attributes)
-    return triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"num_warps": launch.plan.warps}).asm["ttgir"]
+    options = {"num_warps": launch.plan.warps, "num_stages": 3, "debug": True, "sanitize_overflow": False}
+    return triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options).asm["ttgir"]
 
 
 def arithmetic(text: str) -> list[str]:
