@@ -88,6 +88,8 @@ def launch(prepared: Prepared, x: int, y: int, arguments: tuple[Any, ...]) -> No
             _executors().interpreted(prepared, (x, y), arguments)
         else:
             recorded.append((prepared, (x, y), arguments))
+    elif index == _current_device():
+        _executors().compiled(prepared, (x, y), arguments)
     else:
         with torch.cuda.device(index):
-            _executors().compiled(prepared, (x, y), arguments)
+            launch(prepared, x, y, arguments)
