@@ -25,7 +25,7 @@ def publish(slot, value, mask):
 def poll(slots, mask, COUNT: tl.constexpr, LINES: tl.constexpr, PADDED: tl.constexpr):
     """The bits in a row's first LINES lines as they are now; 0 in slots that pad, and in all where ``mask`` is not set."""
     lanes = tl.arange(0, LINES * PADDED)
-    return tl.load(slots + lanes, mask=(lanes % PADDED < COUNT) & mask, other=0, volatile=True)
+    return tl.load(slots + lanes, mask=lanes % PADDED < tl.where(mask, COUNT, 0), other=0, volatile=True)
 
 
 @triton.jit
