@@ -25,7 +25,7 @@ from rmsnorm_ops.inspect.recorded import Launch, compiled
 from tests.traces import CASES, SM90, eager
 
 # Of the cases above, those that are compiled twice.
-COMPILED = ("add, residual in fp32", "narrow", "two blocks", "slice", "streamed", "rounded twice")
+COMPILED = ("add, residual in fp32", "narrow", "one row", "one wide row", "two blocks", "slice", "streamed", "rounded twice")
 
 
 def as_inductor_compiles(launch: Launch, folder: str) -> str:

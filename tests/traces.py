@@ -125,6 +125,8 @@ CASES: dict[str, dict[str, Any]] = {
     "add, residual in fp32": {"residual": True, "residual_dtype": torch.float32},
     "add, frozen weight": {"residual": True, "trained": False},
     "narrow": {"hidden": 100},
+    "one row": {"view": lambda fill, hidden: fill(1, hidden)},
+    "one wide row": {"hidden": 70001, "view": lambda fill, hidden: fill(1, hidden)},
     "two blocks": {"hidden": 5120},
     "fp32": {"dtype": torch.float32},
     "streamed": {"hidden": 70001},
